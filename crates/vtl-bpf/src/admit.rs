@@ -1,6 +1,6 @@
-//! Applies the allow list of [`vtl_pool::allowlist`] to what libbpf made of a graft's object. libbpf
-//! reads ELF and BTF in ways of its own, so what it found counts, before it asks the kernel for
-//! anything; and relocations change instructions, so those count that the kernel will get.
+//! Applies the allow list of [`vtl_pool::allowlist`] to libbpf's view of a graft's object. libbpf
+//! parses ELF and BTF in its own way, so its result is checked, before any system call; and
+//! relocations change instructions, so the final ones are checked.
 
 use std::{
     ffi::{CStr, CString, c_char},
@@ -16,10 +16,10 @@ use vtl_pool::allowlist::{
 
 use crate::{Error, Result};
 
-/// Opens a graft's object if all of it is on the list. Needs no privilege.
+/// Opens a graft's object if all of it is on the allow list. Needs no privilege.
 ///
 /// # Errors
-/// [`Error::BadGraft`] with what is refused; [`Error::Load`] if libbpf does not understand it.
+/// [`Error::BadGraft`] naming the first violation; [`Error::Load`] if libbpf cannot parse it.
 pub fn open(image: &[u8]) -> Result<OpenObject> {
     check(image)?;
     let open = ObjectBuilder::default().open_memory(image);
@@ -30,7 +30,7 @@ pub fn open(image: &[u8]) -> Result<OpenObject> {
 }
 
 /// # Safety
-/// Null, or a C string that lives as long as the object.
+/// `at` is null, or a C string that lives as long as the object.
 unsafe fn text<'a>(at: *const c_char) -> &'a str {
     if at.is_null() {
         return "";
@@ -40,12 +40,12 @@ unsafe fn text<'a>(at: *const c_char) -> &'a str {
     text.to_str().unwrap_or("?")
 }
 
-/// All of the programs, in their sections, of their types, with no flags.
+/// Checks the programs: complete, in their sections, of their types, without flags.
 fn check_programs(open: &OpenObject) -> Result<()> {
     let mut missing: Vec<&str> = PROGRAMS.iter().map(|(name, _)| *name).collect();
     for program in open.progs() {
         let program: *const bpf_program = program.as_libbpf_object().as_ptr();
-        // SAFETY: a program of `open`, which is there meanwhile, and its own strings.
+        // SAFETY: a program of `open`, which outlives this, and its own strings.
         let (name, section, kind, flags) = unsafe {
             (
                 text(libbpf_sys::bpf_program__name(program)),
@@ -76,12 +76,12 @@ fn check_programs(open: &OpenObject) -> Result<()> {
     }
 }
 
-/// The maps that grafts share, not pinned; and the object's own data, within bounds.
+/// Checks the maps: only shared ones, not pinned; and the object's own data, within bounds.
 fn check_maps(open: &OpenObject) -> Result<()> {
     let mut data = 0;
     for map in open.maps() {
         let map: *const bpf_map = map.as_libbpf_object().as_ptr();
-        // SAFETY: a map of `open`, which is there meanwhile, and its own strings.
+        // SAFETY: a map of `open`, which outlives this, and its own strings.
         let (name, internal, pin, kind, bytes, entries) = unsafe {
             (
                 text(libbpf_sys::bpf_map__name(map)),
@@ -107,7 +107,7 @@ fn check_maps(open: &OpenObject) -> Result<()> {
     Ok(check_data(data)?)
 }
 
-/// The numbers of the kfuncs on the list, as this kernel has them. Read once: it takes milliseconds.
+/// BTF ids of the allowed kfuncs in this kernel. Read once: it takes milliseconds.
 fn kfuncs() -> &'static [i32] {
     static KNOWN: OnceLock<Vec<i32>> = OnceLock::new();
     KNOWN.get_or_init(|| {
@@ -128,9 +128,9 @@ fn kfuncs() -> &'static [i32] {
     })
 }
 
-/// Checks the instructions that the kernel will get, once libbpf has prepared the object.
+/// Checks the final instructions, once libbpf has prepared the object.
 pub(crate) fn check_linked(open: &OpenObject) -> Result<()> {
-    // SAFETY: a map of `open`, which is there meanwhile.
+    // SAFETY: a map of `open`, which outlives this.
     let fd = |map: *const bpf_map| unsafe { libbpf_sys::bpf_map__fd(map) };
     let maps = open.maps();
     let maps: Vec<i32> = maps

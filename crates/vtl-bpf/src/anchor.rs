@@ -1,7 +1,8 @@
-//! Where the program of live frames is attached: one that is attached nowhere costs 14 to 22 ms for each call.
+//! Attachment of the live-frame program: running a program that is attached nowhere costs 14 to 22
+//! ms for each call.
 //!
-//! That is a network namespace that nobody else sees. Who may makes one, which takes CAP_SYS_ADMIN; to others
-//! a service manager gives one ([`Room`]).
+//! The program is attached in a network namespace without traffic: the process's own, if it has
+//! CAP_SYS_ADMIN to make one, else one from the service manager ([`Room`]).
 
 use std::{
     fs::File,
@@ -20,11 +21,11 @@ use crate::{
     link::{self, Hook},
 };
 
-/// The attachment, which goes with it.
+/// The attachment; dropping it detaches.
 pub(crate) enum Anchor {
-    /// In a namespace of its own.
+    /// In a namespace of its own, on the loopback.
     Own { _link: OwnedFd, _namespace: File },
-    /// At a device that was made for it.
+    /// On a device made for it.
     Given { room: Arc<Room>, device: String },
 }
 
@@ -59,7 +60,7 @@ impl Anchor {
         })
     }
 
-    /// Attaches the program of a shard in a namespace that is there.
+    /// Attaches the program of a shard in an existing namespace.
     pub(crate) fn in_room(room: &Arc<Room>, program: BorrowedFd<'_>, shard: u32) -> Result<Self> {
         let device = device_of(shard);
         room.add(&device).map_err(failed)?;
@@ -82,19 +83,20 @@ impl Drop for Anchor {
     }
 }
 
-/// A network namespace for attachments, by a socket of it (`NETLINK_ROUTE`): programs get there without
-/// CAP_SYS_ADMIN, which entering it takes. Both who has opened the socket and who uses it need CAP_NET_ADMIN.
+/// A network namespace for attachments, accessed through a socket opened in it (`NETLINK_ROUTE`):
+/// attaching needs no CAP_SYS_ADMIN, which entering the namespace would. Both the opener and the
+/// user of the socket need CAP_NET_ADMIN.
 #[derive(Debug)]
 pub struct Room(Mutex<OwnedFd>);
 
-// linux/if_link.h and linux/if.h: what libc lacks.
+// From linux/if_link.h and linux/if.h, missing in libc.
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
 impl Room {
-    /// The namespace that a socket was opened in. No other one may use it. What a process has left there that was
-    /// killed goes: programs, and their maps with them.
+    /// Uses the namespace in which the socket was opened, exclusively. Removes what a killed
+    /// process has left there: programs, and their maps with them.
     pub fn new(socket: OwnedFd) -> Self {
         let room = Self(Mutex::new(socket));
         for shard in 0..intf::VTL_MAX_SHARDS {
@@ -103,7 +105,7 @@ impl Room {
         room
     }
 
-    /// Makes a device: a veth, which every distribution's kernel has.
+    /// Adds a device: a veth, which every distribution's kernel has.
     fn add(&self, device: &str) -> io::Result<()> {
         let kind = attribute(libc::IFLA_INFO_KIND, b"veth");
         let new = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
@@ -124,9 +126,9 @@ impl Room {
         self.request(libc::RTM_SETLINK, 0, device, &xdp)
     }
 
-    /// Has the kernel do something with a device, and waits for its answer.
+    /// Sends a request about a device, and reads the kernel's answer.
     fn request(&self, kind: u16, flags: u16, device: &str, attributes: &[u8]) -> io::Result<()> {
-        /// Of `nlmsghdr` and of `ifinfomsg`.
+        /// Length of `nlmsghdr` and `ifinfomsg`.
         const HEADS: usize = 32;
         let flags = flags | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
         let mut message = vec![0; HEADS];
@@ -142,17 +144,17 @@ impl Room {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answer = [0; 1024];
         let mut receive = || socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT);
-        // Answers to a process that was killed before it read them.
+        // Discard answers to a process that was killed before it read them.
         while receive().is_ok() {}
         let kernel = NetlinkAddr::new(0, 0);
         socket::sendto(socket.as_raw_fd(), &message, &kernel, MsgFlags::empty())?;
-        // It is done, and the answer there.
+        // The kernel answers synchronously.
         let length = receive()?;
         errno(&answer[..length])
     }
 }
 
-/// What an answer says, which is an `nlmsgerr` whether it is an error or not.
+/// Result in an answer, an `nlmsgerr` for success, too.
 fn errno(answer: &[u8]) -> io::Result<()> {
     let malformed = || io::Error::from(io::ErrorKind::InvalidData);
     let kind = answer.get(4..6).ok_or_else(malformed)?;
@@ -165,7 +167,7 @@ fn errno(answer: &[u8]) -> io::Result<()> {
     }
 }
 
-/// As netlink has them, with what aligns the next one.
+/// A netlink attribute, padded to its alignment.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((value.len() as u16 + 4).to_ne_bytes());

@@ -1,4 +1,4 @@
-//! What the verifier says of a graft's programs, one by one, without putting any of them to use.
+//! Runs the verifier on a graft's programs, one by one, without installing any.
 
 use std::{
     ffi::c_char,
@@ -12,25 +12,25 @@ use crate::{
     load::{Loader, prepare},
 };
 
-/// The verifier's words on one program.
+/// The verifier's result for one program.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The program.
     pub program: String,
-    /// May it be loaded?
+    /// Whether it may be loaded.
     pub accepted: bool,
-    /// Its instructions, those of functions that it calls not counted.
+    /// Its instructions, without those of functions that it calls.
     pub instructions: usize,
-    /// Instructions that the verifier looked at, on all paths; 0 if it does not say.
+    /// Instructions that the verifier processed, on all paths; 0 if unknown.
     pub processed: u64,
-    /// How long it took, the kernel's compiler included.
+    /// Time for verification and compilation.
     pub took: Duration,
-    /// The end of its log, with the source's lines if the object has them. Of an accepted program
-    /// a few figures.
+    /// The end of the verifier's log, with source lines if the object has them. For an accepted
+    /// program, only statistics.
     pub log: String,
 }
 
-/// Bytes of the log that are kept: the end, where the reason stands (Linux 6.4).
+/// Size of the log that is kept: its end, with the reason (Linux 6.4).
 const LOG: usize = 1 << 20;
 /// `BPF_LOG_LEVEL1`: every instruction of the path, and source lines.
 const TRACE: u32 = 1;
@@ -40,8 +40,8 @@ const FIGURES: u32 = 4;
 /// Has the kernel verify each program of a graft's object against the maps that `loader` knows.
 ///
 /// # Errors
-/// [`crate::Error::BadGraft`] if the object contains what is not on the allow list, [`crate::Error::Load`] if
-/// libbpf does not understand it. A refusal by the verifier is no error.
+/// [`crate::Error::BadGraft`] if the object contains anything not on the allow list,
+/// [`crate::Error::Load`] if libbpf cannot parse it. A rejection by the verifier is no error.
 pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
     let names: Vec<_> = loader
         .open(image)?
@@ -104,7 +104,7 @@ fn processed(log: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Why the verifier refuses a program, in terms of its source.
+/// The verifier's reason for a rejection, in terms of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Complaint {
     /// The program.
@@ -113,9 +113,9 @@ pub struct Complaint {
     pub place: Option<String>,
     /// That line's text.
     pub source: Option<String>,
-    /// The verifier's own words.
+    /// The verifier's message.
     pub says: String,
-    /// What they mean, and how to mend it.
+    /// Its meaning, and the fix.
     pub meaning: Option<&'static str>,
 }
 
@@ -205,7 +205,7 @@ const MEANINGS: [(&str, &str); 17] = [
 ];
 
 impl Verdict {
-    /// The refusal in terms of the source; `None` if the program was accepted.
+    /// The reason in terms of the source; `None` if the program was accepted.
     pub fn complaint(&self) -> Option<Complaint> {
         if self.accepted {
             return None;

@@ -1,5 +1,5 @@
-//! What a graft costs for each packet: its programs run on packets of their own, of which each end's
-//! are given to the other.
+//! Cost of a graft per packet: its programs run on their own packets, each end's output being the
+//! other's input.
 
 use std::{
     thread,
@@ -11,38 +11,38 @@ use crate::{
     trial::{Kernel, PEER_SID, SID, SLOTS, TC, data},
 };
 
-/// Bytes of a packet's payload.
+/// Payload of a packet, bytes.
 pub const PAYLOAD: usize = 1_440;
-/// Packets that are sent, unless the graft takes too long.
+/// Packets to send, unless the graft takes too long.
 const PACKETS: u32 = SLOTS * 3 / 4;
-/// Fewer say nothing.
+/// Minimum number for a valid measurement.
 const LEAST: usize = 8;
-/// How long the graft may take, with all that it waits for.
+/// Time limit for a graft, its waiting included.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two attempts of a graft that paces its packets.
+/// Interval between attempts of a graft with pacing.
 const PAUSE: Duration = Duration::from_micros(200);
-/// A sender that is refused so many times in turn, and hears nothing, is done.
+/// Consecutive attempts without a packet or an answer after which a sender counts as finished.
 const ATTEMPTS: u32 = 2_000;
 const EGRESS: &str = "vtl_root_out_tc";
 const INGRESS: &str = "vtl_root_in_tc";
 
-/// Nanoseconds that each program takes for a packet, with the root program before it: medians.
+/// Cost of each program per packet, nanoseconds, with the root program before it: medians.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Instructions of all its programs.
+    /// Instructions of all programs.
     pub instructions: usize,
-    /// A full packet made.
+    /// Sending a full packet.
     pub egress_ns: f64,
-    /// A full packet taken.
+    /// Receiving a full packet.
     pub ingress_ns: f64,
-    /// An acknowledgement taken, if there are any.
+    /// Receiving an acknowledgement, if the graft has any.
     pub listener_ns: Option<f64>,
 }
 
-/// Runs a graft. Takes up to two seconds, for grafts that pace their packets.
+/// Measures a graft. Takes up to two seconds, for grafts with pacing.
 ///
 /// # Errors
-/// The kernel does not load or run it, or it sends next to nothing.
+/// The kernel does not load or run it, or it sends too few packets.
 pub fn measure(object: &[u8]) -> Result<Costs> {
     let kernel = Kernel::with(object)?;
     kernel.open_other_end();
@@ -61,7 +61,7 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
             ingress.push(taken.ns);
             (taken.verdict == TC.answer).then_some(taken.frame)
         } else {
-            // Nothing may be sent now: perhaps the other end has something to say.
+            // Nothing may be sent now: let the other end send, an acknowledgement perhaps.
             let made = kernel.try_run(EGRESS, &kernel.pump(PEER_SID), 1)?;
             (made.verdict == TC.send).then_some(made.frame)
         };
@@ -95,7 +95,7 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
     }
 }
 
-/// What a single run seems to take longer than one of many: reading the clock, above all.
+/// Overhead of a single run over one of many: mostly reading the clock.
 fn of_the_method(kernel: &Kernel) -> Result<f64> {
     const SINGLE: usize = 200;
     const MANY: u32 = 100_000;

@@ -1,4 +1,5 @@
-//! Keeps VTL's sockets to some interfaces (`bpf/fence.bpf.c`): packets that come in elsewhere do not find them.
+//! Restricts VTL's sockets to some interfaces (`bpf/fence.bpf.c`): packets that arrive on others do
+//! not reach them.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +12,7 @@ use nix::errno::Errno;
 
 use crate::{Error, Result, objects, plane::program_of};
 
-/// A port of VTL's.
+/// One of VTL's ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// `VTL_UDP_PORT`.
@@ -20,7 +21,8 @@ pub enum Port {
     Tcp,
 }
 
-/// The fence of the network namespace that it was attached in. Dropping it takes it away, but for raw sockets.
+/// The fence of the network namespace in which it was attached. Dropping it detaches it, except
+/// from raw sockets.
 pub struct Fence {
     object: Object,
     inside: MapHandle,
@@ -32,7 +34,7 @@ fn failed(source: libbpf_rs::Error) -> Error {
 }
 
 impl Fence {
-    /// Loads the programs. No interface is inside.
+    /// Loads the programs, with no interface inside.
     ///
     /// # Errors
     /// [`Error::Load`] if the kernel refuses.
@@ -51,8 +53,8 @@ impl Fence {
         })
     }
 
-    /// Closes a port to packets that come in at other interfaces of the calling thread's namespace, which find it as
-    /// if nobody had it.
+    /// Closes a port to packets that arrive on other interfaces of the calling thread's namespace:
+    /// to them it looks unbound.
     ///
     /// # Errors
     /// [`Error::Load`] if the program cannot be attached.
@@ -77,7 +79,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Has a raw socket get no packets that come in at other interfaces, from now on and for good.
+    /// Filters a raw socket: from now on, and for good, it gets no packets that arrive on other
+    /// interfaces.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses.
@@ -101,15 +104,15 @@ impl Fence {
         Ok(())
     }
 
-    /// From now on these interfaces are inside, and no others.
+    /// Sets the interfaces inside; all others are outside.
     ///
     /// # Errors
-    /// [`Error::Load`] if there are too many; those that are not inside any more are out all the same.
+    /// [`Error::Load`] if there are too many; interfaces no longer inside are removed nevertheless.
     pub fn set(&self, inside: &BTreeSet<u32>) -> Result<()> {
         let known = self.inside.keys().filter_map(|key| key.try_into().ok());
         let known: BTreeSet<u32> = known.map(u32::from_ne_bytes).collect();
         for index in known.difference(inside) {
-            // Absent is as good as removed.
+            // Fails if it is absent already.
             let _ = self.inside.delete(&index.to_ne_bytes());
         }
         for index in inside.difference(&known) {

@@ -1,7 +1,7 @@
-//! How VTL's eBPF programs are compiled: by this crate's build, and by `vtl graft build`.
+//! Compiler flags of VTL's eBPF programs: for this crate's build, and for `vtl graft build`.
 
-/// What clang is told besides the target, debug information and where headers are. Those of the system
-/// are none of them: what compiles here must compile on every other distribution.
+/// clang's flags besides target, debug information and include paths. System headers are excluded,
+/// so that programs compile alike on every distribution.
 pub const CLANG: [&str; 7] = [
     "-nostdlibinc",
     "-mcpu=v3",

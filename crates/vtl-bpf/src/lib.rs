@@ -1,25 +1,25 @@
-//! The data plane in the kernel, by libbpf: loads, attaches and swaps VTL's eBPF programs.
+//! The data plane in the kernel, over libbpf: loads, attaches and replaces VTL's eBPF programs.
 //!
-//! - [`admit`]: what a graft's object may contain;
-//! - [`anchor`]: where live frames' programs are attached;
-//! - [`check`]: what the verifier says of a graft;
-//! - [`cost`]: what a graft costs for each packet;
-//! - [`flags`]: how programs are compiled;
-//! - [`plane`]: the root programs with their maps, and the grafts behind them;
-//! - [`load`]: how a graft's programs get into the kernel, and what each step takes;
+//! - [`admit`]: the allow list for a graft's object;
+//! - [`anchor`]: the attachment of live-frame programs;
+//! - [`check`]: the verifier's result for a graft;
+//! - [`cost`]: a graft's cost per packet;
+//! - [`flags`]: compiler flags of programs;
+//! - [`plane`]: the root programs with their maps, and the grafts that they call;
+//! - [`load`]: loads a graft's programs, and times each step;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
-//! - [`rings`]: makes the sessions' rings;
+//! - [`rings`]: makes the rings of sessions;
 //! - [`pump`]: the egress drivers;
-//! - [`fence`]: keeps VTL's sockets to some interfaces;
-//! - [`link`]: attachments that vanish with the process;
-//! - [`netdev`]: what a network interface can do;
+//! - [`fence`]: restricts VTL's sockets to some interfaces;
+//! - [`link`]: attachments that end with the process;
+//! - [`netdev`]: capabilities of network interfaces;
 //! - [`objects`]: the compiled programs;
-//! - [`tcp`]: TCP congestion controls of VTL's own;
-//! - [`trial`]: a session whose programs run on single frames, to test and to time them;
-//! - [`tunnel`]: packets that the caller carries, instead of an interface.
+//! - [`tcp`]: VTL's own TCP congestion controls;
+//! - [`trial`]: a session whose programs run on single frames, for tests and timing;
+//! - [`tunnel`]: packets carried by the caller, instead of an interface.
 //!
-//! Nothing is pinned: when the process ends, however it ends, the kernel removes everything, but for what is attached in
-//! a namespace of the service manager's ([`anchor`]).
+//! Nothing is pinned: however the process ends, the kernel removes everything, except attachments
+//! in a namespace of the service manager ([`anchor`]).
 
 pub mod admit;
 pub mod anchor;
@@ -43,36 +43,36 @@ pub mod tunnel;
 
 use std::io;
 
-/// Why the data plane refused.
+/// Errors of the data plane.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel or libbpf did not load an object.
     #[error("the kernel refused to load {what}: {source}{hint}")]
     Load {
-        /// Which object.
+        /// Name of the object.
         what: String,
         /// libbpf's error.
         source: libbpf_rs::Error,
-        /// What follows from it, or nothing.
+        /// Advice, or empty.
         hint: &'static str,
     },
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: String,
         /// The system's error.
         source: io::Error,
     },
-    /// A graft object does not describe itself as VTL expects.
+    /// A graft object does not describe itself as VTL expects, or violates the allow list.
     #[error("{0}")]
     BadGraft(String),
-    /// The gid is taken by another graft.
+    /// The gid is in use by another graft.
     #[error("graft id {gid} is taken by \"{name}\": remove that graft first")]
     GidTaken {
-        /// The id.
+        /// The gid.
         gid: u16,
-        /// Who has it.
+        /// Name of the other graft.
         name: String,
     },
     /// No graft with this id or name is deployed.
@@ -80,7 +80,7 @@ pub enum Error {
     NoGraft(String),
 }
 
-/// What a graft's object says, or may not contain.
+/// Errors in a graft's description, or violations of the allow list.
 impl From<vtl_pool::Error> for Error {
     fn from(error: vtl_pool::Error) -> Self {
         Self::BadGraft(error.to_string())
@@ -110,7 +110,7 @@ impl Error {
     }
 }
 
-/// Keeps libbpf from writing to standard error; errors say what matters of it.
+/// Keeps libbpf from writing to standard error; its errors are returned.
 pub fn silence() {
     libbpf_rs::set_print(None);
 }

@@ -1,4 +1,4 @@
-//! Attachments held as file descriptors: closing one, or the process's end, detaches.
+//! Attachments held as file descriptors: closing one, or the end of the process, detaches.
 
 use std::{
     mem,
@@ -7,24 +7,24 @@ use std::{
 
 use crate::{Error, Result};
 
-/// Where a program is attached.
+/// Hook of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Traffic control, packets that arrive (Linux 6.6).
+    /// Traffic control, incoming packets (Linux 6.6).
     TcxIngress,
-    /// Traffic control, packets that leave (Linux 6.6).
+    /// Traffic control, outgoing packets (Linux 6.6).
     TcxEgress,
-    /// The driver's own receive path.
+    /// XDP in the driver's receive path.
     XdpNative,
-    /// The driver-independent XDP, slower.
+    /// Generic XDP, independent of the driver, slower.
     XdpGeneric,
 }
 
 /// Attaches a program to a network interface of the calling thread's namespace.
 ///
 /// # Errors
-/// [`Error::System`] if the kernel lacks the hook, the interface is gone, or another XDP program
-/// sits there.
+/// [`Error::System`] if the kernel lacks the hook, the interface does not exist, or another XDP
+/// program is attached.
 pub fn attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> Result<OwnedFd> {
     let (kind, flags) = match hook {
         Hook::TcxIngress => (libbpf_sys::BPF_TCX_INGRESS, 0),

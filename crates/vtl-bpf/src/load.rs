@@ -1,5 +1,6 @@
-//! Loads a graft's programs: libbpf prepares them once, the kernel verifies several at a time. Both
-//! take milliseconds, in which nobody who moves packets should wait: a [`Loader`] works on any thread.
+//! Loads a graft's programs: libbpf prepares them once, the kernel verifies several in parallel.
+//! Both take milliseconds, so threads that move packets must not wait: a [`Loader`] works on any
+//! thread.
 
 use std::{
     ffi::{CString, OsString},
@@ -25,52 +26,52 @@ use crate::{
     plane::{GraftInfo, Ingress, SLOT_PROGRAMS},
 };
 
-/// Threads that load one graft. Nearly all the time is the verifier's, which works on several
-/// programs at once.
+/// Threads that load one graft. Nearly all the time is the verifier's, which runs on several
+/// programs in parallel.
 const LOADERS: usize = 4;
 
-/// Where the time of a deployment went.
+/// Time of each step of a deployment.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
-    /// Reading what the object says about itself.
+    /// Reading the object's description.
     pub describe: Duration,
-    /// libbpf takes the object apart.
+    /// libbpf parses the object.
     pub open: Duration,
-    /// libbpf looks up the kernel's functions in the kernel's type information, which it reads
-    /// anew for each object, relocates, and hands over the object's own types.
+    /// libbpf resolves the kernel's functions in the kernel's BTF, which it reads anew for each
+    /// object, relocates, and loads the object's own BTF.
     pub prepare: Duration,
-    /// The kernel verifies and compiles all programs, several at a time.
+    /// The kernel verifies and compiles all programs, several in parallel.
     pub verify: Duration,
-    /// The same for each program by itself, in the order of the source.
+    /// The same per program, in source order.
     pub programs: Vec<(String, Duration)>,
-    /// The programs' places in the `PROG_ARRAY`s.
+    /// Filling the `PROG_ARRAY`s.
     pub fill: Duration,
 }
 
 impl Steps {
-    /// All of it.
+    /// Sum of the steps.
     pub fn total(&self) -> Duration {
         self.describe + self.open + self.prepare + self.verify + self.fill
     }
 }
 
-/// A program in the kernel.
+/// A program loaded into the kernel.
 struct Loaded {
     name: OsString,
     fd: OwnedFd,
     instructions: usize,
 }
 
-/// A graft that the kernel has verified, and that nothing reaches yet.
+/// A verified graft that is not installed yet.
 pub struct LoadedGraft {
     pub(crate) info: GraftInfo,
-    /// As in [`SLOT_PROGRAMS`].
+    /// In the order of [`SLOT_PROGRAMS`].
     pub(crate) programs: Vec<OwnedFd>,
 }
 
-/// The root programs on an interface: dropping it takes them away.
+/// The root programs on an interface; dropping it detaches them.
 pub struct Attachment {
-    /// Where.
+    /// The interface.
     pub interface: Interface,
     #[expect(
         dead_code,
@@ -83,21 +84,20 @@ pub struct Attachment {
 pub struct Loader {
     /// The root programs' maps, which all grafts share.
     pub(crate) maps: Vec<(OsString, OwnedFd)>,
-    /// As in [`ROOT_PROGRAMS`].
+    /// In the order of [`ROOT_PROGRAMS`].
     pub(crate) programs: [OwnedFd; 3],
 }
 
-/// The root programs that interfaces get: for packets that arrive, by either hook, and for those
-/// that leave.
+/// The root programs for interfaces: ingress at either hook, and egress.
 pub(crate) const ROOT_PROGRAMS: [&str; 3] =
     ["vtl_root_in_tc", "vtl_root_in_xdp", "vtl_root_out_tc"];
 
 impl Loader {
-    /// Has the kernel verify a graft.
+    /// Has the kernel verify and load a graft.
     ///
     /// # Errors
-    /// [`Error::BadGraft`] if the object does not describe a graft, or contains what is not on the
-    /// allow list; [`Error::Load`] with the verifier's refusal.
+    /// [`Error::BadGraft`] if the object does not describe a graft, or contains anything not on the
+    /// allow list; [`Error::Load`] if the verifier rejects it.
     pub fn load(&self, image: &[u8], steps: &mut Steps) -> Result<LoadedGraft> {
         let started = Instant::now();
         let description = Description::read(image)?;
@@ -140,7 +140,7 @@ impl Loader {
         })
     }
 
-    /// Has an object use the maps that the root programs made.
+    /// Makes an object use the maps of the root programs.
     pub(crate) fn share_maps(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
         for mut map in open.maps_mut() {
             let name = map.name().to_owned();
@@ -151,10 +151,10 @@ impl Loader {
         Ok(())
     }
 
-    /// Opens a graft's object, if all of it is on the allow list, and has it use the shared maps.
+    /// Opens a graft's object, if it passes the allow list, with the shared maps.
     ///
     /// # Errors
-    /// See [`admit::open`]; [`Error::Load`] if a map is not like the shared one.
+    /// See [`admit::open`]; [`Error::Load`] if a map differs from the shared one.
     pub(crate) fn open(&self, image: &[u8]) -> Result<OpenObject> {
         let mut open = admit::open(image)?;
         let shared = self.share_maps(&mut open);
@@ -186,7 +186,7 @@ impl Loader {
 
         let started = Instant::now();
         let order: Vec<OsString> = programs.iter().map(|p| p.name.clone()).collect();
-        // The longest first: what comes last should not keep one thread busy alone.
+        // Longest first, for an even load of the threads.
         programs.sort_by_key(|p| std::cmp::Reverse(p.instructions.len()));
         let loaded = load_all(&programs, types, &licence);
         let mut loaded = loaded.map_err(|e| Error::load(what, e.into()))?;
@@ -198,7 +198,7 @@ impl Loader {
     }
 }
 
-/// Has libbpf make maps and instructions ready for the kernel, and checks the instructions.
+/// Has libbpf prepare maps and instructions for the kernel, and checks the instructions.
 pub(crate) fn prepare(open: &OpenObject, what: &str) -> Result<()> {
     // SAFETY: an open object; nobody else uses it.
     let result = unsafe { libbpf_sys::bpf_object__prepare(open.as_libbpf_object().as_ptr()) };
@@ -209,7 +209,7 @@ pub(crate) fn prepare(open: &OpenObject, what: &str) -> Result<()> {
     admit::check_linked(open)
 }
 
-/// Threads take one program after the other.
+/// Loads the programs on several threads, each taking the next one.
 fn load_all(
     programs: &[Prepared<'_>],
     types: i32,
@@ -241,7 +241,7 @@ fn load_all(
     })
 }
 
-/// A program that is ready for the kernel.
+/// A program ready to be loaded.
 struct Prepared<'a> {
     name: OsString,
     kind: libbpf_sys::bpf_prog_type,
@@ -257,7 +257,7 @@ impl Prepared<'_> {
     /// `program` belongs to an object that was prepared, lives longer than `'a`, and is not changed
     /// meanwhile.
     unsafe fn of(program: *const bpf_program, name: OsString) -> Self {
-        /// Empty if there is nothing.
+        /// An empty slice for a null pointer.
         unsafe fn all<'a, T>(at: *const T, count: usize) -> &'a [T] {
             if at.is_null() {
                 return &[];

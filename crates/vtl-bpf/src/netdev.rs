@@ -1,4 +1,4 @@
-//! What a network interface can do, asked from the kernel.
+//! Capabilities of network interfaces, queried from the kernel.
 
 use std::{
     ffi::{CStr, CString},
@@ -19,11 +19,11 @@ pub struct Interface {
     pub index: u32,
     /// Name.
     pub name: String,
-    /// Largest packet, bytes, without the Ethernet header.
+    /// MTU, bytes, without the Ethernet header.
     pub mtu: u32,
 }
 
-/// The interfaces that are up and carry Ethernet: VTL attaches to those.
+/// The Ethernet interfaces that are up: VTL attaches to those.
 ///
 /// # Errors
 /// [`Error::System`] if the kernel does not list them.
@@ -46,7 +46,8 @@ pub fn interfaces() -> Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// The name of the interface with this index in the calling thread's namespace; `None` if there is none.
+/// Name of the interface with this index in the calling thread's namespace; `None` if there is
+/// none.
 pub fn name_of(index: u32) -> Option<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
     // SAFETY: the buffer holds the longest name.
@@ -57,11 +58,11 @@ pub fn name_of(index: u32) -> Option<String> {
     Some(name.to_string_lossy().into_owned())
 }
 
-/// Readable when interfaces of the namespace that it was opened in come, go, or change.
+/// Readable when interfaces are added, removed or changed in the namespace in which it was opened.
 pub struct Changes(OwnedFd);
 
 impl Changes {
-    /// Begins to listen.
+    /// Subscribes to link events.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel has no rtnetlink.
@@ -82,10 +83,10 @@ impl Changes {
         Ok(Self(socket))
     }
 
-    /// Takes what there is to be read. What changed is for [`interfaces`] to say: the kernel may
-    /// have left news out.
+    /// Drains the pending events. Call [`interfaces`] for the result: the kernel may have dropped
+    /// events.
     pub fn take(&self) {
-        // One byte of a message takes all of it; an overrun is an error once, and news too.
+        // Reading one byte consumes a message; an overrun is an error once, and an event, too.
         let mut byte = [0];
         while !matches!(
             socket::recv(self.0.as_raw_fd(), &mut byte, MsgFlags::empty()),
@@ -129,10 +130,10 @@ fn ethernet_mtu(name: &str) -> io::Result<Option<u32>> {
     ))
 }
 
-/// Asks about a network device.
+/// Makes an ioctl on a network device.
 ///
 /// # Safety
-/// What `ifr` holds must be what `request` expects; pointers in it must be valid during the call.
+/// `ifr` must hold what `request` expects; pointers in it must be valid during the call.
 unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Result<()> {
     let socket = socket::socket(
         AddressFamily::Inet,
@@ -140,7 +141,7 @@ unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Resul
         SockFlag::SOCK_CLOEXEC,
         None,
     )?;
-    // SAFETY: the caller answers for the structure.
+    // SAFETY: guaranteed by the caller.
     let r = unsafe { libc::ioctl(socket.as_raw_fd(), request, std::ptr::from_mut(ifr)) };
     if r < 0 {
         return Err(io::Error::last_os_error());
@@ -148,10 +149,10 @@ unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Resul
     Ok(())
 }
 
-/// May XDP frames be handed to this interface for transmission (`ndo_xdp_xmit`)? The `live` egress
-/// driver needs that. `None` if the kernel does not say (before Linux 6.3).
+/// Whether the interface transmits XDP frames (`ndo_xdp_xmit`), as the `live` egress driver needs.
+/// `None` if the kernel does not tell (before Linux 6.3).
 ///
-/// On veth it takes a peer that receives through NAPI: GRO switched on there, or an XDP program.
+/// A veth does if its peer receives through NAPI: with GRO on, or an XDP program.
 pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
     let mut options = libbpf_sys::bpf_xdp_query_opts {
         sz: std::mem::size_of::<libbpf_sys::bpf_xdp_query_opts>() as _,
@@ -167,7 +168,7 @@ pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
     Some(options.feature_flags & NETDEV_XDP_ACT_NDO_XMIT != 0)
 }
 
-/// Is the interface one end of a virtual cable? False if the kernel does not say.
+/// Whether the interface is a veth. False if the kernel does not tell.
 pub fn is_veth(ifindex: u32) -> bool {
     driver(ifindex).is_ok_and(|driver| driver == "veth")
 }

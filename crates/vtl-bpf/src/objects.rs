@@ -3,10 +3,10 @@
 /// Connect rewriting, SYN hold, discovery and steering for unmodified applications.
 pub static HOOKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hooker.bpf.o"));
 
-/// Rules: connections matched by who opens them, and where to.
+/// Rules: match connections by their process and destination.
 pub static RULES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rules.bpf.o"));
 
-/// What a hook with a named carrier needs: wishes, and TCP congestion controls.
+/// For hooks with a named carrier: wishes, and TCP congestion controls.
 pub static CARRIER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrier.bpf.o"));
 
 /// The TCP congestion controls that VTL brings, by name: struct_ops objects.
@@ -24,15 +24,15 @@ pub fn graft(name: &str) -> Option<&'static [u8]> {
     found.map(|(_, image)| *image)
 }
 
-/// What a graft is compiled against, by the name that it is included under: for the kernel `vtl/`
-/// and `tf/`, for simulations on this machine `native/`, too.
+/// Headers for compiling a graft, by include name: `vtl/` and `tf/` for the kernel; also `native/`
+/// for simulations on this machine.
 pub static HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/headers.rs"));
 
 /// The sources of the grafts that come with VTL, by name.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// What keeps VTL's sockets to some interfaces.
+/// Restricts VTL's sockets to some interfaces.
 pub static FENCE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fence.bpf.o"));
 
-/// Each transport function in programs of its own, to be timed.
+/// Each transport function in programs of its own, for timing.
 pub static MICRO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/micro.bpf.o"));

@@ -1,4 +1,4 @@
-//! The root programs with their maps, and the grafts behind them.
+//! The root programs with their maps, and the grafts that they call.
 
 use std::{
     collections::BTreeMap,
@@ -22,28 +22,28 @@ use crate::{
     shard::Shard,
 };
 
-/// On which hook packets are received.
+/// Hook for incoming packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ingress {
-    /// Traffic control: costs other traffic nothing measurable.
+    /// Traffic control: no measurable cost for other traffic.
     #[default]
     Tcx,
-    /// XDP: a little faster for VTL, slower for everybody else on virtual interfaces.
+    /// XDP: a little faster for VTL, slower for all other traffic on virtual interfaces.
     Xdp,
 }
 
-/// A graft in the kernel.
+/// A graft loaded into the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraftInfo {
     /// Its name.
     pub name: String,
-    /// The id that its packets carry.
+    /// Its gid in packets.
     pub gid: u16,
-    /// What it provides.
+    /// Services that it provides.
     pub services: Services,
-    /// Packets that are too large for the path go in halves.
+    /// Whether it fragments packets larger than the path's maximum payload, into halves.
     pub halves: bool,
-    /// eBPF instructions over all its programs.
+    /// eBPF instructions of all its programs.
     pub instructions: usize,
 }
 
@@ -59,7 +59,7 @@ pub struct DataPlane {
     direct: Option<OwnedFd>,
 }
 
-/// What a graft consists of, and where it is reached.
+/// The programs of a graft, and their slots in the `PROG_ARRAY`s.
 pub(crate) const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
     // program, PROG_ARRAY, slots per gid, slot
     (
@@ -101,9 +101,9 @@ impl DataPlane {
         Self::load_for(0, 1, true)
     }
 
-    /// As [`DataPlane::load`], for so many sessions at least, and 1 to `VTL_MAX_SHARDS` shards. Each
-    /// place takes the memory of a `vtl_session`, whether it is used or not. `udp`: the caller has
-    /// bound VTL's UDP port, and what comes to it is VTL's.
+    /// As [`DataPlane::load`], for at least `sessions` sessions and 1 to `VTL_MAX_SHARDS` shards.
+    /// Each entry takes the memory of a `vtl_session`, used or not. `udp`: the caller has bound
+    /// VTL's UDP port, so packets to it are VTL's.
     ///
     /// # Errors
     /// As [`DataPlane::load`].
@@ -112,9 +112,9 @@ impl DataPlane {
     /// If there are no shards, or too many.
     pub fn load_for(sessions: u32, shards: u32, udp: bool) -> Result<Self> {
         assert!((1..=intf::VTL_MAX_SHARDS).contains(&shards));
-        // More, so that the indexes of sessions that have ended can rest.
+        // Spare entries, so that indexes of ended sessions are not reused at once.
         let places = (sessions + sessions / 32 + 32).max(intf::VTL_MAX_SESSIONS);
-        // More, since some are ready while all sessions have theirs.
+        // Spare sets, for a pool of free ones while all sessions have theirs.
         let sets = (places + places / 4).max(intf::VTL_MAX_RINGS);
         let mut open = open_root(0, udp)?;
         for mut map in open.maps_mut() {
@@ -157,7 +157,7 @@ impl DataPlane {
         })
     }
 
-    /// Attaches the root programs to an interface. Again for the same interface: nothing happens.
+    /// Attaches the root programs to an interface. No effect if they are attached.
     ///
     /// # Errors
     /// See [`link::attach`].
@@ -169,17 +169,17 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Keeps what was attached by the [`Loader`].
+    /// Takes over an attachment made by the [`Loader`].
     pub fn adopt(&mut self, attachment: Attachment) {
         self.attached.insert(attachment.interface.index, attachment);
     }
 
-    /// Takes the root programs away from an interface.
+    /// Detaches the root programs from an interface.
     pub fn detach(&mut self, index: u32) {
         self.attached.remove(&index);
     }
 
-    /// Attaches what lets aware applications run their own egress to the loopback.
+    /// Attaches the program by which aware applications run their own egress, to the loopback.
     ///
     /// # Errors
     /// See [`link::attach`].
@@ -190,7 +190,7 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Whether that was done.
+    /// Whether [`DataPlane::attach_direct`] has succeeded.
     pub fn has_direct(&self) -> bool {
         self.direct.is_some()
     }
@@ -200,22 +200,23 @@ impl DataPlane {
         &self.attached
     }
 
-    /// What does the work of [`DataPlane::deploy`] and [`DataPlane::attach`] on other threads.
+    /// The part that loads and attaches, for use on other threads: [`DataPlane::deploy`] and
+    /// [`DataPlane::attach`] in two steps.
     pub fn loader(&self) -> &Arc<Loader> {
         &self.loader
     }
 
-    /// Loads a graft's object into the kernel and makes it reachable under its gid. The same graft
-    /// again replaces the programs without losing a packet.
+    /// Loads a graft's object into the kernel and installs it under its gid. Deploying the same
+    /// graft again replaces the programs without packet loss.
     ///
     /// # Errors
     /// [`Error::BadGraft`] if the object does not describe a graft, [`Error::GidTaken`],
-    /// [`Error::Load`] with the verifier's refusal. Running grafts are not touched then.
+    /// [`Error::Load`] if the verifier rejects it. Deployed grafts are not affected.
     pub fn deploy(&mut self, image: &[u8]) -> Result<GraftInfo> {
         self.deploy_timed(image).map(|(info, _)| info)
     }
 
-    /// As [`DataPlane::deploy`]; says also where the time went.
+    /// As [`DataPlane::deploy`]; also returns the time of each step.
     ///
     /// # Errors
     /// As [`DataPlane::deploy`].
@@ -228,10 +229,10 @@ impl DataPlane {
         Ok((info, steps))
     }
 
-    /// The second half of [`DataPlane::deploy`]: what was loaded takes its place.
+    /// The second step of [`DataPlane::deploy`]: installs a loaded graft in the `PROG_ARRAY`s.
     ///
     /// # Errors
-    /// [`Error::GidTaken`]; [`Error::Load`] if the kernel has no memory for it.
+    /// [`Error::GidTaken`]; [`Error::Load`] if the kernel is out of memory.
     pub fn install(&mut self, graft: LoadedGraft) -> Result<GraftInfo> {
         let info = graft.info.clone();
         let other = self.grafts.get(&info.gid).map(|other| &other.info.name);
@@ -252,7 +253,7 @@ impl DataPlane {
         Ok(info)
     }
 
-    /// Takes a graft out of the kernel.
+    /// Removes a graft from the kernel.
     ///
     /// # Errors
     /// [`Error::NoGraft`] if it is not deployed.
@@ -264,7 +265,7 @@ impl DataPlane {
             .ok_or_else(|| Error::NoGraft(name.to_owned()))?;
         for (_, array, stride, slot) in SLOT_PROGRAMS {
             let key = u32::from(gid) * stride + slot;
-            // A slot that is empty already is as good.
+            // Fails if the slot is empty already.
             let _ = map_of(&self.root, array).delete(&key.to_ne_bytes());
         }
         self.grafts.remove(&gid);
@@ -281,17 +282,17 @@ impl DataPlane {
         &self.sessions
     }
 
-    /// Its shards, by number.
+    /// The shards, by number.
     pub fn shards(&self) -> &[Arc<Shard>] {
         &self.shards
     }
 
-    /// What tells egress whose packets to make that go by TCP, and the mark of the frames.
+    /// The entry of `vtl_pump` for packets over TCP, and the mark of their frames.
     pub(crate) fn tunnel_order(&self) -> (&Arc<Order>, u32) {
         (&self.tunnel, self.shards.len() as u32)
     }
 
-    /// One of the root object's maps, as a handle of its own.
+    /// A handle of its own for one of the root object's maps.
     ///
     /// # Errors
     /// [`Error::Load`] if its descriptor cannot be duplicated.
@@ -300,7 +301,7 @@ impl DataPlane {
             .map_err(|e| Error::load(format!("map {name}"), e))
     }
 
-    /// A root program, for the egress drivers and for test runs.
+    /// A root program, for egress drivers and test runs.
     ///
     /// # Panics
     /// If there is no such program.
@@ -325,14 +326,14 @@ impl DataPlane {
     }
 }
 
-/// The root program that makes live frames.
+/// The root program for live frames.
 const LIVE: &str = "vtl_root_out_xdp";
 
 fn refused(error: libbpf_rs::Error) -> Error {
     Error::load("the root programs", error)
 }
 
-/// The root object, with its constants set.
+/// Opens the root object, with its constants set.
 fn open_root(shard: u32, udp: bool) -> Result<OpenObject> {
     let mut open = ObjectBuilder::default()
         .name("vtl_root")
@@ -342,14 +343,14 @@ fn open_root(shard: u32, udp: bool) -> Result<OpenObject> {
         .maps_mut()
         .find(|map| map.name().to_string_lossy().ends_with(".rodata"));
     let value = constants.as_mut().and_then(|map| map.initial_value_mut());
-    // struct vtl_root_config, the only one.
+    // struct vtl_root_config, the only constant.
     let value = value.expect("the root object is built with this crate and has constants");
     value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
     value[4..8].copy_from_slice(&shard.to_ne_bytes());
     Ok(open)
 }
 
-/// The program that makes live frames for another shard than the first.
+/// Loads the live-frame program of a shard other than the first.
 fn live_program(loader: &Loader, shard: u32, udp: bool) -> Result<OwnedFd> {
     let mut open = open_root(shard, udp)?;
     loader.share_maps(&mut open).map_err(refused)?;
@@ -368,10 +369,10 @@ fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     })
 }
 
-/// Duplicates of what loading and attaching need.
+/// Duplicates the descriptors for loading and attaching.
 fn loader(root: &Object) -> Result<Loader> {
     let one = |map: Map<'_>| Ok((map.name().to_owned(), copy(map.as_fd())?));
-    // Constants are each object's own.
+    // Constants are per object, not shared.
     let shared = |map: &Map<'_>| !map.name().to_string_lossy().ends_with(".rodata");
     let [tc, xdp, out] = ROOT_PROGRAMS.map(|name| {
         copy(program_of(root, name).expect("the root object is built with this crate"))

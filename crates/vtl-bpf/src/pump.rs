@@ -1,5 +1,4 @@
-//! The egress drivers: how the kernel is asked to run a session's egress graft and to transmit
-//! what it makes.
+//! The egress drivers: they make the kernel run egress of sessions and transmit the packets.
 
 use std::{
     io,
@@ -17,36 +16,35 @@ use vtl_proto::intf;
 
 use crate::{Error, Result, anchor::Anchor, netdev, shard::Shard};
 
-/// Packets that one call may ask for on any interface.
+/// Packet limit of one call, on any interface.
 pub const BATCH: u32 = 256;
-/// The same on a veth, whose other side takes each of the kernel's batches before the next one. More
-/// would overrun the queue of a network card.
+/// Packet limit of one call on a veth, whose peer takes each of the kernel's batches before the
+/// next. On a network card it would overrun the queue.
 const BATCH_VETH: u32 = 1024;
-/// Frames that the kernel transmits at a time, before it lets the receiving side of a veth, whose
-/// ring holds 256, take them. Later batches of a call use the frames of earlier ones again, which
-/// costs half as much as new ones.
+/// Frames that the kernel transmits per batch, before the receiving side of a veth, with a ring of
+/// 256, takes them. Later batches of a call reuse the frames of earlier ones, at half the cost.
 const FRAMES: u32 = 64;
 
-/// One session's part of a call.
+/// One session's share of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The session.
     pub sid: u32,
-    /// Frames for it, at least one. One more than it has packets lets egress find out, and note
-    /// in the session, that it has run dry.
+    /// Frames for it, at least one. One more than its packets lets egress detect, and record in the
+    /// session, that it has run dry.
     pub quota: u32,
 }
 
-/// How far a call came: the turns below `turns` have ended, the next one has `left` frames to go.
+/// Progress of a call: the turns below `turns` have ended, the next one has `left` frames to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     /// Turns that have ended.
     pub turns: usize,
-    /// Frames that the turn behind those may still have.
+    /// Frames left for the turn after those.
     pub left: u32,
 }
 
-/// An entry of the map `vtl_pump`: whom egress serves.
+/// An entry of the map `vtl_pump`: the sessions that egress serves.
 pub struct Order {
     mapping: NonNull<libc::c_void>,
     bytes: NonZero<usize>,
@@ -80,7 +78,7 @@ impl Order {
             what: "mapping the pump's order".into(),
             source: e.into(),
         })?;
-        // SAFETY: the entry lies inside the mapping, whose length was made so.
+        // SAFETY: the entry lies inside the mapping, by the choice of its length.
         let at = unsafe { mapping.byte_add(before) }.cast();
         Ok(Self { mapping, bytes, at })
     }
@@ -91,7 +89,7 @@ impl Order {
         unsafe { AtomicU32::from_ptr(field) }
     }
 
-    /// Names the sessions whose egress runs from now on.
+    /// Sets the sessions whose egress runs from now on.
     ///
     /// # Panics
     /// If there are more than `VTL_TURNS`.
@@ -119,31 +117,31 @@ impl Order {
             .store(turns.len() as u32, Ordering::Release);
     }
 
-    /// Says whether the caller will look at the events before it sleeps, so that they need not wake
-    /// it. Look once more after saying that you will not.
+    /// Sets whether the caller polls the events before it sleeps, so that they need not wake it.
+    /// After clearing it, the caller must poll once more.
     pub fn set_awake(&self, awake: bool) {
         // SAFETY: only the address is taken.
         let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).awake });
-        // An exchange: the look at the events must not come before it.
+        // An exchange: the caller's poll of the events must not be reordered before it.
         field.swap(awake.into(), Ordering::SeqCst);
     }
 
-    /// Says whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller, which have
-    /// the entry's number as their mark.
+    /// Sets whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller; their
+    /// mark is the entry's number.
     pub fn set_bell(&self, bell: bool) {
         // SAFETY: only the address is taken.
         let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).bell });
         field.store(bell.into(), Ordering::Relaxed);
     }
 
-    /// Says whether the caller hands wake-ups on to aware applications.
+    /// Sets whether the caller relays wake-ups to aware applications.
     pub fn set_relay(&self, relay: bool) {
         // SAFETY: only the address is taken.
         let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).relay });
         field.store(relay.into(), Ordering::Relaxed);
     }
 
-    /// How far egress has come.
+    /// Progress of egress.
     pub fn served(&self) -> Served {
         let map = self.at.as_ptr();
         // SAFETY: only the address is taken.
@@ -166,10 +164,10 @@ impl Drop for Order {
     }
 }
 
-/// Which driver a user asked for.
+/// Egress driver requested by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// `live` where the interface can, else `tc`.
+    /// `live` if the interface supports it, else `tc`.
     #[default]
     Auto,
     /// XDP live frames.
@@ -204,10 +202,10 @@ pub struct Tc {
 }
 
 impl Pump {
-    /// Opens the driver for an interface; the second value says in words why this one.
+    /// Opens the driver for an interface; the second value is the reason for the choice.
     ///
     /// # Errors
-    /// [`Error::System`] if the chosen driver does not work here.
+    /// [`Error::System`] if the chosen driver does not work on this host.
     pub fn open(shard: &Shard, ifindex: u32, mtu: u32, choice: Choice) -> Result<(Self, String)> {
         let can = netdev::can_transmit_xdp(ifindex);
         let frame = frame(mtu);
@@ -238,7 +236,7 @@ impl Pump {
         }
     }
 
-    /// Packets that one call may ask for: [`BATCH`] or more.
+    /// Packet limit of one call: [`BATCH`] or more.
     pub fn batch(&self) -> u32 {
         match self {
             Self::Live(live) => live.batch,
@@ -246,8 +244,8 @@ impl Pump {
         }
     }
 
-    /// Has the kernel make and transmit packets of one session after the other, with at most
-    /// [`Pump::batch`] frames. All sessions must be reached through the pump's interface.
+    /// Runs egress of the sessions one after the other, and transmits their packets: at most
+    /// [`Pump::batch`] frames. All sessions' peers must be reached through the pump's interface.
     ///
     /// # Errors
     /// The system call's error.
@@ -271,7 +269,7 @@ impl Pump {
     }
 }
 
-/// A frame for egress to fill, as large as the largest packet.
+/// A frame for egress to fill, of the size of the largest packet.
 pub(crate) fn frame(mtu: u32) -> Vec<u8> {
     let headers =
         intf::VTL_HEADROOM + intf::VTL_UDP_HEADER + size_of::<intf::vtl_data_hdr>() as u32;
@@ -283,9 +281,9 @@ pub(crate) fn frame(mtu: u32) -> Vec<u8> {
 
 impl Live {
     fn open(shard: &Shard, ifindex: u32, mut frame: Vec<u8>) -> Result<Self> {
-        // Larger than any packet, so that egress always cuts it: of a frame that a program leaves
-        // as it was, the kernel takes the length from the frame's last use, which may have become a
-        // short acknowledgement on the receiving side of a veth.
+        // Larger than any packet, so that egress always shortens it: if a program leaves the length
+        // unchanged, the kernel takes that of the frame's previous use, which the receiving side of
+        // a veth may have turned into a short acknowledgement.
         frame.extend([0; 2]);
         Ok(Self {
             program: shard.program()?,
@@ -371,9 +369,9 @@ impl Tc {
                 )
             }
         };
-        // Room for whole batches below the socket: what does not fit would block the pump.
+        // Room for whole batches below the socket: an overflow would block the pump.
         option(libc::SO_SNDBUFFORCE, 4 << 20);
-        // By the mark egress finds whom it serves.
+        // Egress finds its entry of `vtl_pump` by the mark.
         if option(libc::SO_MARK, shard.number() as libc::c_int) < 0 {
             return Err(Error::last("marking a packet socket"));
         }
@@ -405,7 +403,7 @@ impl Tc {
             )
         };
         let error = io::Error::last_os_error();
-        // A full queue is the path's normal way to say "later".
+        // A full queue is normal backpressure.
         if r < 0 && !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS)) {
             return Err(error);
         }

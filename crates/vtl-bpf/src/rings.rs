@@ -1,5 +1,5 @@
-//! Rings. Installing one waits for an RCU grace period (15 ms), so the daemon makes them ahead of
-//! time and uses them again after their session.
+//! Allocation of rings. Installing one waits for an RCU grace period (15 ms), so the daemon makes
+//! them ahead of time and reuses them.
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -11,11 +11,11 @@ use vtl_proto::intf;
 
 use crate::{Error, Result, plane::DataPlane};
 
-/// The rings of one session: installed in the directories under `index`.
+/// The rings of one session, installed in the directories under `index`.
 pub struct RingSet {
     /// Entry of the ring directories.
     pub index: u32,
-    /// Packets that each ring holds, a power of two.
+    /// Capacity of each ring, packets: a power of two.
     pub slots: u32,
     open: Option<Open>,
 }
@@ -34,16 +34,16 @@ impl RingSet {
     /// Descriptor of the transmit ring, for mapping.
     ///
     /// # Panics
-    /// As the two below, if they were released.
+    /// If the set was released.
     pub fn transmit(&self) -> BorrowedFd<'_> {
         self.open().transmit.as_fd()
     }
 
-    /// Descriptor of the ring of events: readable when the application must be woken. Sets of less
+    /// Descriptor of the ring of events: readable when the application must be woken. Sets of fewer
     /// than [`LEAST_WITH_EVENTS`] packets have none.
     ///
     /// # Panics
-    /// If it was released.
+    /// If the set was released.
     pub fn wake(&self) -> Option<BorrowedFd<'_>> {
         self.open().wake.as_ref().map(AsFd::as_fd)
     }
@@ -51,32 +51,32 @@ impl RingSet {
     /// Descriptor of the receive ring, for mapping.
     ///
     /// # Panics
-    /// If it was released.
+    /// If the set was released.
     pub fn receive(&self) -> BorrowedFd<'_> {
         self.open().receive.as_fd()
     }
 
-    /// Closes the descriptors, for whoever needs no more of them: the directories keep the rings.
+    /// Closes the descriptors; the directories keep the rings.
     pub fn release(&mut self) {
         self.open = None;
     }
 }
 
-/// Packets of the smallest set that has a ring of events, which takes as much memory as four of
-/// them. Who has less is one of very many.
+/// Packets of the smallest set with a ring of events, which takes as much memory as four packets.
+/// Smaller sets are for hosts with very many sessions.
 pub const LEAST_WITH_EVENTS: u32 = 64;
 
-/// Memory of a set of rings of `slots` packets, bytes: in pages, and with the kernel's own.
+/// Memory of a set of rings of `slots` packets, bytes: in pages, the kernel's overhead included.
 pub const fn bytes(slots: u32) -> u64 {
     const PAGE: u64 = 4096;
     let events = if slots < LEAST_WITH_EVENTS {
         0
     } else {
-        // Two positions and a page of the kernel's.
+        // Two position pages and a page of the kernel's.
         3 * PAGE + intf::VTL_WAKE_BYTES as u64
     };
     let slots = slots as u64;
-    // struct bpf_array before what is mapped.
+    // struct bpf_array before the mapped part.
     let ring = PAGE + ((slots + 1) * intf::VTL_SLOT_SIZE as u64).next_multiple_of(PAGE);
     let scoreboard = slots * size_of::<intf::vtl_sent>() as u64;
     2 * ring + scoreboard + events
@@ -89,21 +89,20 @@ struct Maps {
     events: Option<MapHandle>,
 }
 
-/// Makes rings.
+/// Makes and installs sets of rings.
 pub struct RingMaker {
     directories: [MapHandle; 4],
-    /// What stands in the directories where there are no rings any more, or never were any of that
-    /// kind.
+    /// Placeholders in the directories, for entries without rings or without a ring of events.
     nothing: [MapHandle; 4],
-    /// Entries from here on were never used.
+    /// First entry never used so far.
     next: u32,
     /// Entries of a directory.
     entries: u32,
-    /// Entries below that are free again.
+    /// Entries below `next` that are free again.
     free: Vec<u32>,
 }
 
-/// The arrays of a set of `slots` packets.
+/// Makes the arrays of a set of `slots` packets.
 fn arrays(slots: u32) -> Result<[MapHandle; 3]> {
     let slot = intf::VTL_SLOT_SIZE;
     let sent = size_of::<intf::vtl_sent>() as u32;
@@ -115,7 +114,7 @@ fn arrays(slots: u32) -> Result<[MapHandle; 3]> {
     ])
 }
 
-/// All maps of a set of `slots` packets.
+/// Makes all maps of a set of `slots` packets.
 fn maps(slots: u32) -> Result<Maps> {
     let own = slots >= LEAST_WITH_EVENTS;
     Ok(Maps {
@@ -125,7 +124,7 @@ fn maps(slots: u32) -> Result<Maps> {
 }
 
 impl RingMaker {
-    /// Prepares to make rings.
+    /// Prepares the placeholders.
     ///
     /// # Errors
     /// [`Error::Load`] if the directories' descriptors cannot be duplicated.
@@ -146,8 +145,9 @@ impl RingMaker {
         })
     }
 
-    /// Makes sets of rings, each of so many packets. About 20 ms, and little more for many sets.
-    /// May make fewer than asked for, if memory or directory entries are used up.
+    /// Makes sets of rings, one per element of `slots`: its capacity in packets. Takes about 20 ms,
+    /// and little more for many sets. May make fewer than requested, if memory or directory entries
+    /// run out.
     ///
     /// # Errors
     /// [`Error::Load`] if not even one can be made.
@@ -193,7 +193,7 @@ impl RingMaker {
         Ok(made.into_iter().map(set).collect())
     }
 
-    /// A free entry of the directories.
+    /// Allocates an entry of the directories.
     fn entry(&mut self) -> Result<u32> {
         if let Some(index) = self.free.pop() {
             return Ok(index);
@@ -208,11 +208,11 @@ impl RingMaker {
         Ok(self.next - 1)
     }
 
-    /// Takes sets out of the directories for good. Whoever has them mapped keeps their memory, and
-    /// sees nothing new there. No program may be at work on them.
+    /// Removes sets from the directories for good. Processes that have them mapped keep the memory,
+    /// and see no new data. No program may use them.
     ///
     /// # Errors
-    /// [`Error::Load`] if the directories cannot be changed; the entries are then lost.
+    /// [`Error::Load`] if the directories cannot be changed; the entries are then leaked.
     #[allow(clippy::needless_pass_by_value)] // they end here
     pub fn retire(&mut self, sets: Vec<RingSet>) -> Result<()> {
         let [transmit, receive, scoreboard, wake] = &self.nothing;
@@ -226,8 +226,8 @@ impl RingMaker {
     }
 }
 
-/// Puts maps into the directories. Each directory makes its call wait for an RCU grace period,
-/// however many entries change: all wait for the same one.
+/// Installs maps in the directories. Each directory's batch call waits for one RCU grace period,
+/// however many entries change; all four wait in parallel.
 fn install(directories: &[MapHandle; 4], entries: &[(u32, [&MapHandle; 4])]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
@@ -253,7 +253,7 @@ fn install(directories: &[MapHandle; 4], entries: &[(u32, [&MapHandle; 4])]) -> 
     })
 }
 
-/// Makes rings of events for so many shards, and puts them into the directory `vtl_events`.
+/// Makes the rings of events of the shards, and installs them in the directory `vtl_events`.
 pub(crate) fn of_events(directory: &impl MapCore, shards: u32) -> Result<Vec<MapHandle>> {
     let made = (0..shards).map(|_| ringbuf("vtl_events", intf::VTL_EVENTS_BYTES));
     let made = made.collect::<Result<Vec<_>>>()?;

@@ -28,7 +28,7 @@ unsafe impl Send for SessionTable {}
 unsafe impl Sync for SessionTable {}
 
 impl SessionTable {
-    /// Of a map with so many places.
+    /// Maps the array `vtl_sessions` of `places` entries.
     pub(crate) fn map(fd: BorrowedFd<'_>, places: u32) -> Result<Self> {
         let length = NonZero::new(Self::length(places)).expect("not empty");
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -50,12 +50,12 @@ impl SessionTable {
         Ok(Self { base, places })
     }
 
-    /// Bytes of the mapping.
+    /// Length of the mapping, bytes.
     fn length(places: u32) -> usize {
         (size_of::<vtl_session>() * places as usize).next_multiple_of(4096)
     }
 
-    /// Indexes are below this; 0 is none.
+    /// Number of entries: valid indexes are below this, and not 0.
     pub fn places(&self) -> u32 {
         self.places
     }
@@ -81,8 +81,8 @@ impl Drop for SessionTable {
     }
 }
 
-/// Smoothed round-trip time and variation, microseconds, of a session whose only sample is what its
-/// negotiation took.
+/// Initial smoothed round-trip time and variation, microseconds: from the handshake, the only
+/// sample.
 pub fn supposed_rtt(rtt: std::time::Duration) -> (u32, u32) {
     let us = rtt.as_micros().clamp(1, intf::VTL_RTT_MAX_US.into()) as u32;
     (us, us / 4)
@@ -109,7 +109,7 @@ impl Session<'_> {
         atomic!(AtomicU32, self.state).load(Ordering::Acquire)
     }
 
-    /// Publishes the state: everything stored before becomes visible to the programs first.
+    /// Publishes the state, with release ordering: the programs see all earlier stores first.
     pub fn set_state(&self, state: u32) {
         atomic!(AtomicU32, self.state).store(state, Ordering::Release);
     }
@@ -125,13 +125,13 @@ impl Session<'_> {
             "only a free session may be overwritten"
         );
         value.state = intf::VTL_FREE;
-        // SAFETY: no program touches a free entry, nor does any thread of vtld but the one that
-        // makes sessions: the others look at the state first.
+        // SAFETY: no program touches a free entry, and of vtld's threads only the one that makes
+        // sessions does: the others check the state first.
         unsafe { self.at.as_ptr().write_volatile(value) };
     }
 
-    /// Changes an entry that no program processes data for: state `VTL_OPENING`, in which only
-    /// `ifindex` and the Ethernet header are written by the root programs.
+    /// Changes an entry in state `VTL_OPENING`: no program processes data for it yet; the root
+    /// programs write only `ifindex` and the Ethernet header.
     ///
     /// # Panics
     /// If the session is open.
@@ -147,20 +147,21 @@ impl Session<'_> {
         change(unsafe { &mut *self.at.as_ptr() });
     }
 
-    /// A copy of the whole entry, each field as it was at some moment during the call.
+    /// A copy of the whole entry; not atomic as a whole: each field is from some moment during the
+    /// call.
     pub fn snapshot(&self) -> vtl_session {
         // SAFETY: within the mapping; any bit pattern is valid.
         unsafe { self.at.as_ptr().read_volatile() }
     }
 
-    /// Lets the session use more of its rings. Only before a packet that did not fit into the part
-    /// used so far was accepted or written: up to there both sizes put it at the same place.
+    /// Enlarges the used part of the rings. Only before any packet beyond the present part was
+    /// accepted or written: up to there, both sizes map packets to the same slots.
     pub fn widen(&self, slots: u32) {
         atomic!(AtomicU32, self.slots).store(slots, Ordering::Release);
     }
 
-    /// Takes the lock of egress, which direct egress holds for less than a microsecond. False if it
-    /// is not to be had.
+    /// Takes the egress lock, which direct egress holds for less than a microsecond. False if it
+    /// stays taken.
     pub fn lock_egress(&self) -> bool {
         const TRIES: u32 = 10_000;
         let lock = atomic!(AtomicU32, self.tx.running);
@@ -168,20 +169,20 @@ impl Session<'_> {
             std::hint::spin_loop();
             lock.swap(1, Ordering::SeqCst) == 0
         });
-        // What was told so far is done now; what comes meanwhile finds the lock taken.
+        // This run serves all requests so far; later ones find the lock taken.
         if locked {
             atomic!(AtomicU32, self.tx.told).swap(0, Ordering::SeqCst);
         }
         locked
     }
 
-    /// Whether the application is to be woken; nobody is told twice.
+    /// Whether the application has to be woken; clears the flag.
     pub fn take_told(&self) -> bool {
         let told = atomic!(AtomicU32, self.told);
         told.load(Ordering::Relaxed) != 0 && told.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Gives it back. `timed`: the caller will run egress by itself before or at the next probe
+    /// Releases the egress lock. `timed`: the caller will run egress before or at the next probe
     /// timeout. True if egress must run once more.
     pub fn unlock_egress(&self, timed: bool) -> bool {
         atomic!(AtomicU32, self.tx.timed).store(timed.into(), Ordering::Relaxed);
@@ -189,13 +190,13 @@ impl Session<'_> {
         atomic!(AtomicU32, self.tx.again).swap(0, Ordering::SeqCst) != 0
     }
 
-    /// When the pump must call egress again: 0 at once, `u64::MAX` on an event, else a time of
+    /// Time of the pump's next egress call: 0 at once, `u64::MAX` only on an event, else
     /// CLOCK_MONOTONIC in ns.
     pub fn wake_ns(&self) -> u64 {
         atomic!(AtomicU64, self.tx.wake_ns).load(Ordering::Acquire)
     }
 
-    /// Packets that pacing lets go at time `now`; `u64::MAX` without pacing.
+    /// Packets that pacing allows at time `now`; `u64::MAX` without pacing.
     pub fn paced(&self, now: u64) -> u64 {
         let gap = atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed);
         let from = atomic!(AtomicU64, self.tx.pace_ns).load(Ordering::Relaxed);
@@ -204,8 +205,8 @@ impl Session<'_> {
             .map_or(u64::MAX, |n| n + 1)
     }
 
-    /// About how many packets egress would send now if pacing let it, with `producer` packets
-    /// written to the transmit ring since the session began.
+    /// Estimates the packets that egress would send now without pacing, by window and data.
+    /// `producer`: packets written to the transmit ring since the session began.
     pub fn sendable(&self, producer: u64) -> u64 {
         let load = |at: &AtomicU64| at.load(Ordering::Relaxed);
         let next = load(atomic!(AtomicU64, self.tx.next));
@@ -226,7 +227,7 @@ impl Session<'_> {
         atomic!(AtomicU64, self.tx.sent).load(Ordering::Relaxed)
     }
 
-    /// Tells the round-trip time that negotiation took, before the first packet is sent.
+    /// Sets the handshake's round-trip time as initial estimate, unless there is a sample already.
     pub fn suppose_rtt(&self, rtt: std::time::Duration) {
         let (us, variation_us) = supposed_rtt(rtt);
         let srtt = atomic!(AtomicU32, self.tx.srtt_us);
@@ -238,24 +239,24 @@ impl Session<'_> {
         }
     }
 
-    /// The smoothed round-trip time; 0 before the first.
+    /// The smoothed round-trip time; 0 before the first sample.
     pub fn srtt(&self) -> std::time::Duration {
         let us = atomic!(AtomicU32, self.tx.srtt_us).load(Ordering::Relaxed);
         std::time::Duration::from_micros(us.into())
     }
 
-    /// The shortest round-trip time of late that acknowledgements have shown. `None` before the first.
+    /// The minimum round-trip time of late, from acknowledgements. `None` before the first.
     pub fn measured_rtt(&self) -> Option<std::time::Duration> {
         let us = atomic!(AtomicU32, self.tx.meter.min_rtt_us).load(Ordering::Relaxed);
         (us != 0).then(|| std::time::Duration::from_micros(us.into()))
     }
 
-    /// What acknowledgements have shown of the path.
+    /// Path measurements from acknowledgements.
     pub fn meter(&self) -> intf::vtl_meter {
         // SAFETY: within the mapping; any bit pattern is valid.
         let read = || unsafe { (&raw const (*self.at.as_ptr()).tx.meter).read_volatile() };
         let mut meter = read();
-        // The listener may be writing it.
+        // The listener may be writing: retry until two reads agree.
         for _ in 0..8 {
             let again = read();
             let same = (again.xid, again.arrived) == (meter.xid, meter.arrived);
@@ -267,34 +268,34 @@ impl Session<'_> {
         meter
     }
 
-    /// Time between two packets, ns; 0 without pacing.
+    /// Pacing gap between two packets, ns; 0 without pacing.
     pub fn pacing_gap_ns(&self) -> u64 {
         atomic!(AtomicU64, self.tx.pacing_gap_ns).load(Ordering::Relaxed)
     }
 
-    /// Interface through which the peer is reached; 0 as long as no packet came from it;
-    /// `VTL_TUNNEL`: packets go by TCP.
+    /// Interface towards the peer; 0 until a packet came from it; `VTL_TUNNEL`: packets go over
+    /// TCP.
     pub fn ifindex(&self) -> u32 {
         atomic!(AtomicU32, self.ifindex).load(Ordering::Acquire)
     }
 
-    /// Has packets go by TCP from now on, or else as the peer's next one shows.
+    /// Switches to packets over TCP; or back, to the interface that the peer's next packet shows.
     pub fn set_tunnel(&self, tunnel: bool) {
         let ifindex = if tunnel { intf::VTL_TUNNEL } else { 0 };
         atomic!(AtomicU32, self.ifindex).store(ifindex, Ordering::Release);
     }
 
-    /// The peer's UDP port; 0: its packets come without UDP, and ours go so.
+    /// The peer's UDP port; 0: native packets, without UDP, in both directions.
     pub fn port(&self) -> u16 {
         u16::from_be(atomic!(AtomicU16, self.port).load(Ordering::Relaxed))
     }
 
-    /// Has packets go to the peer's UDP port from now on, or, 0, without UDP.
+    /// Switches to packets to the peer's UDP port or, 0, without UDP.
     pub fn set_port(&self, port: u16) {
         atomic!(AtomicU16, self.port).store(port.to_be(), Ordering::Relaxed);
     }
 
-    /// How packets go to the peer.
+    /// Encapsulation of packets to the peer.
     pub fn way(&self) -> Way {
         match self.ifindex() {
             intf::VTL_TUNNEL => Way::Tcp,
@@ -307,48 +308,48 @@ impl Session<'_> {
         atomic!(AtomicU32, self.tx.timeouts).load(Ordering::Relaxed)
     }
 
-    /// The first packet that the peer has not acknowledged.
+    /// Number of the first unacknowledged packet.
     pub fn acknowledged(&self) -> u64 {
         atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed)
     }
 
-    /// The path takes so much payload from now on: larger packets go in halves.
+    /// Sets the path's maximum payload, bytes: larger packets are fragmented into halves.
     pub fn set_path(&self, most: u16) {
         atomic!(AtomicU16, self.path).store(most, Ordering::Relaxed);
     }
 
-    /// Packets that the peer has not acknowledged.
+    /// Packets in flight or lost: not acknowledged by the peer.
     pub fn unacknowledged(&self) -> u64 {
         let next = atomic!(AtomicU64, self.tx.next).load(Ordering::Relaxed);
         next.saturating_sub(atomic!(AtomicU64, self.tx.una).load(Ordering::Relaxed))
     }
 
-    /// Whom wake-ups of its user go to: one of `vtl_aware`.
+    /// Sets the destination of the user's wake-ups: one of `vtl_aware`.
     pub fn set_aware(&self, aware: u32) {
         atomic!(AtomicU32, self.aware).store(aware, Ordering::Relaxed);
     }
 
-    /// Asks for PROBEs until the peer acknowledges one.
+    /// Requests PROBEs until the peer acknowledges one.
     pub fn probe(&self) {
         atomic!(AtomicU32, self.tx.probe).store(1, Ordering::Release);
     }
 
-    /// Asks egress for an acknowledgement: tells the peer about new room in the receive ring.
+    /// Requests an acknowledgement from egress: a window update for the peer.
     pub fn request_ack(&self) {
         atomic!(AtomicU32, self.rx.ack_now).store(1, Ordering::Release);
     }
 
-    /// The session's graft, once it is open.
+    /// The session's graft; valid once it is open.
     pub fn gid(&self) -> u16 {
         atomic!(AtomicU16, self.gid).load(Ordering::Relaxed)
     }
 
-    /// The most payload that both hosts take.
+    /// Maximum payload that both hosts accept, bytes.
     pub fn max_payload(&self) -> u16 {
         atomic!(AtomicU16, self.max_payload).load(Ordering::Relaxed)
     }
 
-    /// The peer's index of the session, and the token that it knows it by.
+    /// The peer's index of the session, and its token for it.
     pub fn peer(&self) -> (u32, u64) {
         (
             atomic!(AtomicU32, self.peer_sid).load(Ordering::Relaxed),
@@ -356,9 +357,9 @@ impl Session<'_> {
         )
     }
 
-    /// Which packets have arrived of the 64 from number `word` * 64 on, behind a gap or not; `None`
-    /// behind the last one that has. A packet that is not in order yet lies whole in its slot once its
-    /// bit is seen, until the reader frees it. Bits of packets in order may be missing.
+    /// Bitmap of the packets arrived, of the 64 from number `word` * 64 on, in order or not; `None`
+    /// beyond the highest. Once its bit is seen, an out-of-order packet is whole in its slot until
+    /// the reader frees it. Bits of packets in order may be cleared.
     pub fn arrived(&self, word: u64) -> Option<u64> {
         let end = atomic!(AtomicU64, self.rx.max).load(Ordering::Relaxed);
         // SAFETY: within the mapping, aligned, and only touched atomically here.
@@ -369,7 +370,7 @@ impl Session<'_> {
         (word * 64 < end).then(|| bits.load(Ordering::Acquire))
     }
 
-    /// Changes with every packet of the peer that counts.
+    /// Changes with every valid packet of the peer: detects liveness.
     pub fn heard(&self) -> u64 {
         let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);
         let data = atomic!(AtomicU64, self.rx.received).load(Ordering::Relaxed);

@@ -1,5 +1,4 @@
-//! What one of the caller's threads needs to run egress: several shards send at the same time, each
-//! for sessions of its own.
+//! Per-thread state for egress: several shards send in parallel, each for its own sessions.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -14,7 +13,7 @@ use crate::{
     pump::Order,
 };
 
-/// A shard's part of the data plane. May be used on any thread.
+/// A shard's part of the data plane. Usable from any thread.
 pub struct Shard {
     number: u32,
     order: Arc<Order>,
@@ -35,22 +34,22 @@ impl Shard {
         }
     }
 
-    /// Its number: what `vtl_session.shard` says of its sessions.
+    /// The shard's number, as in `vtl_session.shard`.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// What tells egress which sessions to work on.
+    /// The shard's entry of `vtl_pump`: the sessions that egress serves.
     pub fn order(&self) -> &Arc<Order> {
         &self.order
     }
 
-    /// The ring buffer of `vtl_event`s by which the kernel's programs report.
+    /// The ring buffer of `vtl_event`s from the kernel's programs.
     pub fn events(&self) -> &MapHandle {
         &self.events
     }
 
-    /// A descriptor of the program that makes its live frames.
+    /// A descriptor of the shard's live-frame program.
     pub(crate) fn program(&self) -> Result<OwnedFd> {
         self.program.try_clone().map_err(|source| Error::System {
             what: "the egress program".into(),
@@ -58,7 +57,7 @@ impl Shard {
         })
     }
 
-    /// What all its pumps for live frames share.
+    /// The attachment that all its live-frame pumps share.
     pub(crate) fn anchor(&self) -> Result<Arc<Anchor>> {
         if let Some(anchor) = self.anchor.get() {
             return Ok(Arc::clone(anchor));
@@ -67,7 +66,7 @@ impl Shard {
         Ok(Arc::clone(self.anchor.get_or_init(|| Arc::new(made))))
     }
 
-    /// Attaches the program of its live frames in a namespace that is there, instead of one of its own.
+    /// Attaches the live-frame program in an existing namespace, instead of one of its own.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses.
@@ -77,7 +76,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Does ahead of time what the first pump for live frames would wait for: about 12 ms.
+    /// Attaches the live-frame program ahead of time: about 12 ms that the first pump would wait
+    /// for.
     ///
     /// # Errors
     /// See [`crate::link::attach`].

@@ -1,6 +1,6 @@
-//! TCP congestion controls of VTL's own: struct_ops objects (`bpf/tcp/`) that are registered with
-//! the kernel at run time and belong to a descriptor. Connections that use one keep it until they
-//! end, also when it is not registered any more.
+//! VTL's own TCP congestion controls: struct_ops objects (`bpf/tcp/`), registered with the kernel
+//! at run time as long as a descriptor is open. Connections that use one keep it until they end,
+//! even after it is unregistered.
 
 use std::{
     fs, io,
@@ -11,43 +11,43 @@ use libbpf_rs::{MapCore, MapType, ObjectBuilder, OpenObject};
 
 use crate::{Error, Result, objects};
 
-/// What the names begin with under which the kernel knows VTL's congestion controls, so that none
-/// is taken for one of the kernel's.
+/// Prefix of the kernel's names of VTL's congestion controls: they cannot collide with the kernel's
+/// own.
 pub const PREFIX: &str = "vtl_";
 
-/// Daemons that may each have registered the same one: each needs a name of its own.
+/// Maximum number of daemons that register the same one: each needs its own name.
 const MOST: usize = 99;
-/// The kernel's limit for names, the 0 at the end included.
+/// The kernel's limit for names, with the terminating 0.
 const NAME_MAX: usize = 16;
 
-/// The congestion controls that VTL brings.
+/// VTL's congestion controls.
 pub fn names() -> impl Iterator<Item = &'static str> {
     objects::TCP.iter().map(|(name, _)| *name)
 }
 
-/// Whether VTL brings this one.
+/// Whether this is one of [`names`].
 pub fn is_known(name: &str) -> bool {
     names().any(|known| known == name)
 }
 
 /// Whether the congestion control with this name, one of the kernel's or [`Control::name`], needs
-/// packets to be marked (ECN).
+/// ECN.
 pub fn needs_ecn(name: &str) -> bool {
     name.strip_prefix(PREFIX)
         .unwrap_or(name)
         .starts_with("dctcp")
 }
 
-/// All congestion controls that the kernel has now, those of VTL's daemons included. Empty if that
-/// cannot be read.
+/// All congestion controls in the kernel now, those of VTL's daemons included. Empty if the list is
+/// unreadable.
 pub fn of_kernel() -> Vec<String> {
     let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
     let listed = fs::read_to_string(path).unwrap_or_default();
     listed.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A congestion control of VTL's that is registered; dropping it, or the end of the process, takes
-/// it out of the kernel's list.
+/// A registered congestion control of VTL's; dropping it, or the end of the process, unregisters
+/// it.
 #[derive(Debug)]
 pub struct Control {
     name: String,
@@ -58,7 +58,7 @@ impl Control {
     /// Registers one of [`names`].
     ///
     /// # Errors
-    /// The kernel does not take it, or 99 daemons have it.
+    /// The kernel rejects it, or 99 daemons have registered it.
     pub fn register(name: &str) -> Result<Self> {
         let found = objects::TCP.iter().find(|(known, _)| *known == name);
         let (_, image) = found.ok_or_else(|| Error::BadGraft(format!("there is no tcp:{name}")))?;
@@ -72,7 +72,7 @@ impl Control {
                 continue;
             }
             match register(image, &kernel_name) {
-                // Another daemon was faster.
+                // Another daemon was faster: try the next name.
                 Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(Error::load(format!("tcp:{name}"), source)),
                 Ok(link) => {
@@ -103,12 +103,12 @@ fn register(image: &[u8], name: &str) -> libbpf_rs::Result<OwnedFd> {
         .maps_mut()
         .find(|map| map.map_type() == MapType::StructOps)
         .ok_or_else(|| invalid("the object has no congestion control"))?;
-    // The link keeps the map, and the map the programs.
+    // The link holds the map, and the map the programs.
     let link = map.attach_struct_ops()?;
     Ok(link.as_fd().try_clone_to_owned()?)
 }
 
-/// Writes the name, which `bpf/tcp/kernel.h` has at the beginning of the structure.
+/// Writes the name, which is at the start of the structure in `bpf/tcp/kernel.h`.
 fn set_name(object: &mut OpenObject, name: &str) -> libbpf_rs::Result<()> {
     let mut map = object
         .maps_mut()

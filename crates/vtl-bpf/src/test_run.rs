@@ -1,27 +1,26 @@
-//! `BPF_PROG_TEST_RUN`: a program runs on a frame that the caller has, and the caller gets what it
-//! has made of it.
+//! `BPF_PROG_TEST_RUN`: runs a program on the caller's frame, and returns the resulting frame.
 
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// Bytes of the longest frame that comes out.
+/// Maximum length of the resulting frame, bytes.
 const MOST: usize = 4096;
-/// Words of `struct __sk_buff` (linux/bpf.h) as far as it is used, and where interface and mark are.
+/// Words of `struct __sk_buff` (linux/bpf.h) up to the last used; positions of interface and mark.
 const SK_BUFF: usize = 11;
 const IFINDEX: usize = 10;
 const MARK: usize = 2;
 
-/// What a run has come to.
+/// Result of a run.
 pub(crate) struct Ran {
-    /// What the program returned.
+    /// The program's return value.
     pub(crate) verdict: u32,
     /// Mean of the repetitions, nanoseconds.
     pub(crate) ns: u32,
 }
 
-/// Where a frame seems to come in.
+/// Ingress of the frame.
 #[derive(Clone, Copy)]
 pub(crate) enum From {
     /// The loopback.
@@ -34,7 +33,7 @@ pub(crate) enum From {
     Xdp(u32),
 }
 
-/// Runs a program `repeat` times; `out` becomes the frame as the program has left it.
+/// Runs a program `repeat` times; `out` is the resulting frame.
 pub(crate) fn run(
     program: BorrowedFd<'_>,
     frame: &[u8],

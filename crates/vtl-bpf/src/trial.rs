@@ -1,6 +1,6 @@
-//! A loaded data plane with one open session, whose programs run through `BPF_PROG_TEST_RUN`.
-//! For tests and micro-benchmarks, where what fails panics; what measures a user's graft takes
-//! [`Kernel::with`] and [`Kernel::try_run`].
+//! A loaded data plane with one open session, whose programs run by `BPF_PROG_TEST_RUN`. For tests
+//! and micro-benchmarks, so failures panic; measurements of a user's graft use [`Kernel::with`] and
+//! [`Kernel::try_run`].
 #![allow(clippy::missing_panics_doc)]
 
 use std::{
@@ -31,15 +31,15 @@ use vtl_proto::{
 pub const SID: u32 = 1;
 /// The peer's number for it.
 pub const PEER_SID: u32 = 7;
-/// What its packets carry.
+/// Token in the peer's packets.
 pub const TOKEN: u64 = 0x1122_3344_5566_7788;
-/// What packets to the peer carry.
+/// Token in packets to the peer.
 pub const PEER_TOKEN: u64 = 0x99aa_bbcc_ddee_ff00;
 /// The graft of [`Kernel::new`].
 pub const GID: u16 = 2;
 /// Packets of its rings.
 pub const SLOTS: u32 = 256;
-/// The interface that frames of a test run seem to come in by.
+/// Ingress interface of frames in a test run.
 const LOOPBACK: u32 = 1;
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
@@ -59,16 +59,16 @@ pub const XDP: Verdicts = Verdicts {
     send: 3,
 };
 
-/// What one kind of program returns.
+/// Return values of one type of program.
 #[derive(Clone, Copy, Debug)]
 pub struct Verdicts {
-    /// On to the rest of the system.
+    /// Passed to the network stack.
     pub pass: u32,
     /// Dropped or consumed.
     pub stop: u32,
-    /// Sent back where it came from.
+    /// Sent back to the sender.
     pub answer: u32,
-    /// Out of the interface.
+    /// Sent out of the interface.
     pub send: u32,
 }
 
@@ -78,19 +78,19 @@ pub struct Kernel {
     pub plane: DataPlane,
     /// The graft.
     pub graft: GraftInfo,
-    /// What it begins with.
+    /// Initial parameters.
     params: [u32; intf::VTL_PARAMS as usize],
-    /// Those of the open session, and those of [`Kernel::open_other_end`].
+    /// Rings of the open session, and of [`Kernel::open_other_end`].
     rings: Vec<RingSet>,
     transmit: NonNull<vtl_slot>,
     receive: NonNull<vtl_slot>,
 }
 
-/// What a test run returned.
+/// Result of a test run.
 pub struct Ran {
-    /// What the program returned.
+    /// The program's return value.
     pub verdict: u32,
-    /// The frame as it left it.
+    /// The frame after the run.
     pub frame: Vec<u8>,
     /// Mean per repetition, nanoseconds.
     pub ns: u32,
@@ -125,10 +125,10 @@ impl Kernel {
         Self::with(stream).expect("all of VTL loads")
     }
 
-    /// As [`Kernel::new`], with another graft and its parameters as they are by default.
+    /// As [`Kernel::new`], with another graft and its default parameters.
     ///
     /// # Errors
-    /// The kernel does not load it, or anything else.
+    /// The kernel rejects it, or setting up fails.
     pub fn with(object: &[u8]) -> Result<Self> {
         let mut plane = DataPlane::load()?;
         let graft = plane.deploy(object)?;
@@ -152,8 +152,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Opens the session at the other end of the first one, and shows both the way to each other: a
-    /// frame that the one makes is fit for the other.
+    /// Opens the session at the other end of the first one: the frames of either are input for the
+    /// other.
     pub fn open_other_end(&self) {
         self.open(PEER_SID, self.graft.gid, intf::VTL_FREE);
         let rings = self.rings.get(1).map_or(0, |rings| rings.index);
@@ -191,7 +191,7 @@ impl Kernel {
         entry.set_state(state);
     }
 
-    /// Puts the session's state to what `change` makes of it. No program may run meanwhile.
+    /// Changes the session's state. No program may run meanwhile.
     pub fn alter(&self, change: impl FnOnce(&mut vtl_session)) {
         self.change(SID, change);
     }
@@ -214,7 +214,7 @@ impl Kernel {
             .snapshot()
     }
 
-    /// Aims both egress drivers at a session, for one frame.
+    /// Points both egress drivers at a session, for one frame; returns a frame for it.
     pub fn pump(&self, sid: u32) -> Vec<u8> {
         self.plane.shards()[0]
             .order()
@@ -224,7 +224,7 @@ impl Kernel {
         f
     }
 
-    /// The application writes a packet and publishes it.
+    /// Writes and publishes a packet, as the application does.
     pub fn write(&self, seq: u64, payload: &[u8]) {
         let index = 1 + (seq % u64::from(SLOTS)) as usize;
         // SAFETY: the ring has SLOTS + 1 slots, and no program runs at this moment.
@@ -236,7 +236,7 @@ impl Kernel {
         }
     }
 
-    /// What lies in the receive ring for the application: the packet, and how far it is in order.
+    /// Reads the receive ring: packet `seq`, and the producer position.
     pub fn read(&self, seq: u64) -> (Vec<u8>, u64) {
         let index = 1 + (seq % u64::from(SLOTS)) as usize;
         // SAFETY: as in `write`.
@@ -261,7 +261,7 @@ impl Kernel {
         run(program, program_fd, frame, From::Loopback, repeat)
     }
 
-    /// As [`Kernel::run`], with a frame that comes in by an interface of the caller's network
+    /// As [`Kernel::run`], for a frame that arrives on an interface of the caller's network
     /// namespace.
     pub fn run_from(&self, interface: u32, program: &str, frame: &[u8]) -> Ran {
         let from = if program.ends_with("xdp") {
@@ -272,12 +272,12 @@ impl Kernel {
         run(program, self.plane.program(program), frame, from, 1).expect("it runs")
     }
 
-    /// Runs a program, and names the counters that moved.
+    /// Runs a program, and returns the counters that it changed.
     pub fn counted(&self, program: &str, frame: &[u8]) -> (Ran, Vec<(u32, u64)>) {
         self.counting(|| self.run(program, frame, 1))
     }
 
-    /// Names the counters that a run moves.
+    /// Returns the counters that a run changes.
     pub fn counting(&self, run: impl FnOnce() -> Ran) -> (Ran, Vec<(u32, u64)>) {
         let before = self.plane.stats();
         let ran = run();
@@ -304,7 +304,7 @@ fn run(program: &str, fd: BorrowedFd<'_>, frame: &[u8], from: From, repeat: u32)
     })
 }
 
-/// Bytes of machine code of a program.
+/// Size of a program's machine code, bytes.
 fn machine_code(fd: BorrowedFd<'_>) -> u32 {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut length = size_of_val(&info) as u32;
@@ -332,8 +332,8 @@ impl Micro {
         Self(open.load().expect("the programs load"))
     }
 
-    /// The program that calls a function, or (`base`) does all but that: its name, and how often it
-    /// does.
+    /// The program that calls a function, or (`base`) everything but the call: name, descriptor,
+    /// and number of calls per run.
     fn program(&self, prefix: &str, function: &str) -> (String, BorrowedFd<'_>, u32) {
         const TURNS: u32 = 64;
         [("", TURNS), ("1", 1)]
@@ -352,20 +352,21 @@ impl Micro {
         assert_eq!(ran.verdict, 0, "{name} finds its session");
     }
 
-    /// Bytes of machine code that a transport function takes.
+    /// Machine code of a transport function, bytes.
     pub fn code(&self, function: &str) -> u32 {
         let bytes = |prefix: &str| machine_code(self.program(prefix, function).1);
         bytes("cost").saturating_sub(bytes("base"))
     }
 
-    /// Nanoseconds that a transport function takes: the mean over many calls.
+    /// Cost of a transport function, nanoseconds: the mean over many calls, minimum of several
+    /// runs.
     pub fn ns(&self, function: &str, frame: &[u8]) -> f64 {
         const CALLS: u32 = 128_000;
         const TRIES: usize = 5;
         let turns = self.program("cost", function).2;
         let time = |prefix: &str| {
             let (name, fd, _) = self.program(prefix, function);
-            // The kernel tells whole nanoseconds only.
+            // The kernel reports whole nanoseconds only.
             let once = || {
                 let begun = Instant::now();
                 let ran = run(&name, fd, frame, From::Loopback, CALLS / turns).expect("it runs");
@@ -373,7 +374,7 @@ impl Micro {
                 assert_eq!(ran.verdict, 0, "{name} finds its session");
                 took.as_nanos() as f64 / f64::from(CALLS / turns)
             };
-            // Whatever disturbs makes it longer.
+            // Disturbances only add: take the minimum.
             (0..TRIES).map(|_| once()).fold(f64::INFINITY, f64::min)
         };
         (time("cost") - time("base")).max(0.0) / f64::from(turns)
@@ -428,7 +429,7 @@ pub fn frame(packet: &Packet<'_>) -> Vec<u8> {
     around(&body)
 }
 
-/// Ethernet and IPv4 around anything.
+/// Encloses any body in Ethernet and IPv4.
 pub fn around(body: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     ip::enclose(body, THEIRS.into(), OURS.into(), &mut frame);
@@ -436,10 +437,10 @@ pub fn around(body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Where the VTL header starts.
+/// Offset of the VTL header.
 pub const VTL: usize = 34;
 
-/// Writes the checksum anew after a change of a frame of [`around`].
+/// Recomputes the checksum after a change of a frame of [`around`].
 pub fn seal(frame: &mut [u8]) {
     let sum = vtl_proto::wire::checksum(&frame[VTL..]);
     frame[VTL + 16..VTL + 20].copy_from_slice(&sum.to_le_bytes());

@@ -1,5 +1,5 @@
-//! Packets that the caller carries to the peer, instead of an interface: the same programs make and
-//! take them, one at a time.
+//! Packets carried by the caller instead of an interface: the same programs make and take them, one
+//! at a time.
 
 use std::{
     io,
@@ -21,38 +21,37 @@ use crate::{
 /// TCX_NEXT, and TCX_REDIRECT.
 const GO_ON: u32 = u32::MAX;
 const SENT_BACK: u32 = 7;
-/// An MTU that no packet of VTL reaches.
+/// An MTU above any packet of VTL.
 const MTU: u32 = 4000;
 
-/// What becomes of a packet from the peer.
+/// Result for a packet from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken<'a> {
-    /// Nothing more: taken or dropped.
+    /// Consumed or dropped.
     Done,
-    /// This goes back to the peer.
+    /// This packet is to be sent to the peer.
     Answer(&'a [u8]),
-    /// The daemon has to handle it.
+    /// A control packet, for the daemon.
     Control,
 }
 
-/// The root programs, to be run on single packets. Sessions go so while their `ifindex` is
-/// `VTL_TUNNEL`.
+/// Runs the root programs on single packets, for sessions whose `ifindex` is `VTL_TUNNEL`.
 pub struct Tunnel {
     egress: OwnedFd,
     ingress: OwnedFd,
     order: Arc<Order>,
     mark: u32,
-    /// For egress to fill, and one for packets that come.
+    /// Frame for egress to fill; `arrived`: for incoming packets.
     empty: Vec<u8>,
     arrived: Vec<u8>,
     out: Vec<u8>,
 }
 
 impl Tunnel {
-    /// Opens it.
+    /// Opens the tunnel.
     ///
     /// # Errors
-    /// [`Error::System`] if there are no descriptors left.
+    /// [`Error::System`] if descriptors run out.
     pub fn open(plane: &DataPlane) -> Result<Self> {
         let program = |name| {
             let own = plane.program(name).try_clone_to_owned();
@@ -73,8 +72,8 @@ impl Tunnel {
         })
     }
 
-    /// Has the sessions' egress make packets, each of which `each` gets with its session: from the
-    /// common header on (PROTOCOL.md, section 2).
+    /// Runs the sessions' egress; calls `each` with every packet and its session. A packet starts
+    /// with the common header (PROTOCOL.md, section 2).
     ///
     /// # Errors
     /// The system call's error.
@@ -104,7 +103,7 @@ impl Tunnel {
         Ok(self.order.served())
     }
 
-    /// Gives the programs a packet from a peer's address to one of this host.
+    /// Passes a packet, from a peer's address to one of this host, to the programs.
     ///
     /// # Errors
     /// The system call's error.
@@ -125,7 +124,7 @@ impl Tunnel {
     }
 }
 
-/// What is behind the IP header of a frame, and behind UDP's if there is one.
+/// The payload behind the IP header of a frame, and behind UDP's if there is one.
 fn inside(frame: &[u8]) -> Option<&[u8]> {
     let frame = SlicedPacket::from_ethernet(frame).ok()?;
     match frame.transport {
