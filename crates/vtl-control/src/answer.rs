@@ -15,12 +15,12 @@ use vtl_proto::{
 
 use crate::Error;
 
-/// Why the daemon does not do what it was asked for.
+/// The daemon's refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// One sentence.
+    /// The reason, one sentence.
     pub why: String,
-    /// Only because of who asks.
+    /// Refused to this user only.
     pub denied: bool,
 }
 
@@ -32,23 +32,23 @@ impl<T: Into<String>> From<T> for Refusal {
 }
 
 impl Refusal {
-    /// The message that says so.
+    /// The refusal as a message.
     pub fn to_message(&self) -> Value {
         json!({ "ok": false, "error": self.why, "denied": self.denied })
     }
 }
 
-/// The message with an answer, which is an object.
+/// An answer, which must be an object, as a message.
 ///
 /// # Errors
-/// A path in it is not UTF-8.
+/// A path in the answer is not UTF-8.
 pub fn to_message(answer: &impl Serialize) -> Result<Value, Refusal> {
     let mut message = serde_json::to_value(answer).map_err(|error| error.to_string())?;
     message["ok"] = true.into();
     Ok(message)
 }
 
-/// The answer in a message.
+/// Parses the answer in a message.
 pub(crate) fn from_message<T: DeserializeOwned>(mut message: Value) -> Result<T, Error> {
     let fields = message.as_object_mut();
     match fields
@@ -73,37 +73,37 @@ pub(crate) fn from_message<T: DeserializeOwned>(mut message: Value) -> Result<T,
     }
 }
 
-/// It is done, and there is nothing to say.
+/// Success, without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
 
-/// What the daemon is carrying. Answers [`Request::Status`](crate::Request::Status).
+/// State of the daemon. Answers [`Request::Status`](crate::Request::Status).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The daemon's version.
     pub version: String,
     /// The kernel's release.
     pub kernel: String,
-    /// Since the daemon began, seconds.
+    /// Uptime of the daemon, seconds.
     pub uptime_s: f64,
-    /// The network interfaces that carry packets.
+    /// The interfaces that the data plane is attached to.
     pub interfaces: Vec<Interface>,
-    /// The sessions, as many as one message takes.
+    /// A page of sessions.
     pub sessions: Vec<SessionStatus>,
-    /// The index of the session with which the next message begins, if there are more.
+    /// First session index of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<u32>,
     /// VTL ports that applications listen at.
     pub listeners: Vec<u16>,
-    /// Requests of peers for sessions.
+    /// Peers' requests for sessions.
     pub negotiation: Negotiation,
-    /// Packets of all interfaces.
+    /// Packets, over all interfaces.
     pub packets: Packets,
-    /// The carriers that are no grafts.
+    /// The carriers other than grafts.
     pub carriers: Vec<CarrierStatus>,
     /// The hooks.
     pub hooks: Vec<Hook>,
-    /// Hosts so near, over a clean path, that connections to them go past the daemon unless they name a carrier.
+    /// Near hosts, over a clean path: connections to them go past the daemon unless they name a carrier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<IpAddr>,
 }
@@ -113,15 +113,15 @@ pub struct Status {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Bytes of its longest packet.
+    /// MTU, bytes.
     pub mtu: u32,
-    /// How packets leave: `live` or `tc`.
+    /// Egress driver: `live` or `tc`.
     pub driver: Option<String>,
-    /// Why so.
+    /// Reason for the driver.
     pub why: Option<String>,
 }
 
-/// A session: what is counted of it, since it began unless said otherwise. Answers
+/// Counters of a session, since its start unless stated otherwise. Answers
 /// [`Request::Statistics`](crate::Request::Statistics).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionStatus {
@@ -129,13 +129,14 @@ pub struct SessionStatus {
     pub sid: u32,
     /// The other host.
     pub peer: IpAddr,
-    /// The VTL port that it was opened to; 0: it carries hooked flows.
+    /// VTL port at which it was opened; 0: it carries hooked flows.
     pub port: u16,
-    /// `native`, `udp` or `tcp`: how packets cross the network.
+    /// Encapsulation: `native`, `udp` or `tcp`.
     pub way: String,
     /// The peer's UDP port; 0: native.
     pub udp_port: u16,
-    /// With which its payload is encrypted: `aes-128-gcm`, `aes-256-gcm` or `chacha20-poly1305`. `None`: not.
+    /// AEAD of its payload: `aes-128-gcm`, `aes-256-gcm` or `chacha20-poly1305`. `None`: not
+    /// encrypted.
     #[serde(default)]
     pub cipher: Option<Suite>,
     /// `opening`, `open`, `closing` or `ended`.
@@ -144,133 +145,132 @@ pub struct SessionStatus {
     pub graft: Option<String>,
     /// Smoothed round-trip time, milliseconds.
     pub rtt_ms: f64,
-    /// The shortest round-trip time of the last 10 s, milliseconds.
+    /// Minimum round-trip time of the last 10 s, milliseconds.
     pub min_rtt_ms: f64,
-    /// The highest rate at which packets have arrived at the peer, over a second of the last ten that data
-    /// went: Mbit/s of payload.
+    /// Maximum delivery rate over one second, of the last ten seconds with data: Mbit/s of payload.
     pub rate_mbit: f64,
-    /// Transmissions lost on the way there, of those in the last 10 s that data went, percent.
+    /// Loss rate on the way to the peer, of transmissions in the last 10 s with data: percent.
     pub loss_pct: f64,
-    /// What BBR does just now.
+    /// BBR's present state.
     pub mode: Option<String>,
-    /// Packets that may be under way.
+    /// Congestion window, packets.
     pub cwnd: u64,
-    /// Packets sent, repetitions included.
+    /// Packets sent, retransmissions included.
     pub sent: u64,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmitted: u64,
-    /// Packets that have arrived at the peer, as far as the latest acknowledgement tells.
+    /// Packets delivered to the peer, as of the latest acknowledgement.
     pub delivered: u64,
-    /// Transmissions that have not arrived, as far as the latest acknowledgement tells.
+    /// Transmissions lost, as of the latest acknowledgement.
     pub lost: u64,
-    /// Packets that may overtake one before it counts as lost.
+    /// Reordering threshold, packets: later packets acknowledged before one counts as lost.
     pub reorder: u32,
-    /// Times that nothing came back for too long, since something last did.
+    /// Consecutive probe timeouts without an acknowledgement.
     pub timeouts: u32,
     /// Packets that the peer has not acknowledged yet.
     pub unacknowledged: u64,
-    /// Different packets received.
+    /// Packets received, without duplicates.
     pub received: u64,
-    /// Packets received again.
+    /// Duplicates received.
     pub duplicates: u32,
     /// Packets received with a wrong checksum.
     pub bad_checksum: u64,
-    /// Packets received for which there was no room.
+    /// Packets received beyond the receive window.
     pub beyond_window: u64,
 }
 
-/// Requests of peers for sessions since the daemon began.
+/// Peers' requests for sessions, since the daemon began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Negotiation {
-    /// Sessions made.
+    /// Sessions opened.
     pub accepted: u64,
-    /// Of them, with data ahead of the answer.
+    /// Those of them with early data.
     pub early: u64,
-    /// Requests refused for another reason than the next two.
+    /// Requests refused for any reason but the next two.
     pub refused: u64,
-    /// Requests that were answered with a cookie.
+    /// Requests answered with a cookie.
     pub cookies: u64,
-    /// Requests whose ticket had opened a session before.
+    /// Replays: requests whose ticket has opened a session before.
     pub replays: u64,
-    /// Requests that got the same answer as before.
+    /// Retransmitted requests, answered as before.
     pub repeated: u64,
-    /// Places that peers without proven address hold now.
+    /// Places held now by peers with unproven addresses.
     pub strangers: usize,
 }
 
-/// Packets since the daemon began.
+/// Packet counters since the daemon began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packets {
     /// Received.
     pub received: u64,
-    /// Malformed: shorter than they say, or of another version or an unknown type.
+    /// Malformed: truncated, of another version, or of unknown type.
     pub malformed: u64,
-    /// Of no session, or with a wrong token.
+    /// For no session, or with a wrong token.
     pub no_session: u64,
-    /// Of a graft that is not in the kernel.
+    /// For a graft that is not in the kernel.
     pub no_graft: u64,
     /// With a wrong checksum.
     pub bad_checksum: u64,
-    /// Received again.
+    /// Duplicates.
     pub duplicate: u64,
     /// Outside the receive window.
     pub beyond_window: u64,
-    /// Dropped because another processor was at work on the session.
+    /// Dropped because another CPU was processing the session.
     pub contended: u64,
-    /// Passed to the daemon: the negotiation's.
+    /// Passed to the daemon: packets of the negotiation.
     pub control: u64,
     /// Sent by egress.
     pub sent: u64,
     /// Acknowledgements sent by ingress.
     pub acknowledgements: u64,
-    /// That could not be sent.
+    /// Transmissions that failed.
     pub failed: u64,
-    /// For other hosts, which this one forwards packets to: left alone, and counted as malformed, of no
-    /// session or the negotiation's as well.
+    /// Packets that this host forwards to others: passed unchanged, and also counted as malformed,
+    /// of no session, or of the negotiation.
     #[serde(default)]
     pub others: u64,
-    /// The negotiation's that were dropped, as there were too many from their prefix or in all; counted as
-    /// passed to the daemon as well.
+    /// Packets of the negotiation dropped by rate limit, per prefix or in total; also counted as
+    /// passed to the daemon.
     #[serde(default)]
     pub limited: u64,
 }
 
-/// A carrier that is no graft.
+/// A carrier other than a graft.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CarrierStatus {
     /// The other host.
     pub peer: IpAddr,
     /// `graft`, `quic`, `sctp`, `mptcp` or `kcp`.
     pub carrier: String,
-    /// Nobody on the path reads what goes by it.
+    /// The carrier encrypts its payload.
     #[serde(default)]
     pub encrypted: bool,
-    /// `client`, which opened it, or `server`.
+    /// `client` if this host opened it, or `server`.
     pub role: String,
-    /// Flows that are open.
+    /// Open flows.
     pub flows: usize,
-    /// Bytes to the peer: applications', and what is said about their flows.
+    /// Bytes to the peer: applications' data, and control frames of their flows.
     pub bytes_sent: u64,
-    /// Bytes of applications from the peer.
+    /// Bytes of application data from the peer.
     pub bytes_received: u64,
-    /// Of a carrier that loses some: bytes that applications here have gone on without.
+    /// On a lossy carrier, bytes that applications here have skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_bytes: Option<u64>,
-    /// Where the carrier says so.
+    /// Path measurements, if the carrier has them.
     #[serde(flatten)]
     pub path: Option<CarrierPath>,
 }
 
-/// What a carrier knows of its path.
+/// A carrier's path measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CarrierPath {
     /// Round-trip time, milliseconds.
     pub rtt_ms: f64,
     /// Packets sent.
     pub sent: u64,
-    /// Packets that the network lost; with SCTP, DATA chunks sent again.
+    /// Packets lost; with SCTP, DATA chunks retransmitted.
     pub lost: u64,
-    /// Of SCTP: packets of the peer's address that are no part of the association.
+    /// SCTP only: packets from the peer's address that are not of the association.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<u64>,
 }
@@ -278,9 +278,9 @@ pub struct CarrierPath {
 /// The grafts of the pool. Answers [`Request::GraftList`](crate::Request::GraftList).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grafts {
-    /// A row for each, by number.
+    /// One row per graft, by number.
     pub grafts: Vec<Graft>,
-    /// Files of the pool's directory that are refused.
+    /// Refused files of the pool's directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusedFile>,
 }
@@ -300,22 +300,23 @@ pub struct Graft {
     pub bytes: usize,
     /// Instructions of its programs; 0 unless it is in the kernel.
     pub instructions: usize,
-    /// It is in the kernel.
+    /// Whether it is in the kernel.
     pub deployed: bool,
     /// The key's name, or `built in`, or `gone from the pool`.
     pub signer: String,
 }
 
-/// A file that the pool does not take.
+/// A refused file of the pool's directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedFile {
     /// The file.
     pub file: PathBuf,
-    /// One sentence.
+    /// The reason, one sentence.
     pub why: String,
 }
 
-/// A graft is in the kernel. Answers [`Request::GraftDeploy`](crate::Request::GraftDeploy) and
+/// A graft has been loaded into the kernel. Answers
+/// [`Request::GraftDeploy`](crate::Request::GraftDeploy) and
 /// [`Request::GraftSwap`](crate::Request::GraftSwap).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Deployed {
@@ -327,7 +328,7 @@ pub struct Deployed {
     pub gid: u16,
     /// Instructions of its programs.
     pub instructions: usize,
-    /// What loading it took, milliseconds.
+    /// Loading time, milliseconds.
     pub ms: f64,
 }
 
@@ -343,21 +344,21 @@ pub struct Hooks {
 pub struct Hook {
     /// Its number.
     pub id: u32,
-    /// What it is on.
+    /// Target of the hook.
     #[serde(flatten)]
     pub on: Hooked,
-    /// What its connections travel by, unless it is the best carrier.
+    /// Carrier of its connections; `None`: the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carrier: Option<String>,
-    /// Connections that got the congestion control which the carrier names.
+    /// Connections that got the congestion control of the named carrier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// The rule that it was made for.
+    /// Rule that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
 }
 
-/// What a hook is on.
+/// Target of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Hooked {
@@ -384,7 +385,7 @@ pub enum Hooked {
     },
 }
 
-/// A hook is there. Answers [`Request::HookAdd`](crate::Request::HookAdd) and
+/// A hook was added. Answers [`Request::HookAdd`](crate::Request::HookAdd) and
 /// [`Request::HookRun`](crate::Request::HookRun).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookAdded {
@@ -392,63 +393,63 @@ pub struct HookAdded {
     pub id: u32,
 }
 
-/// Hosts that this one knows. Answers [`Request::PeerList`](crate::Request::PeerList).
+/// Known peers. Answers [`Request::PeerList`](crate::Request::PeerList).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     /// This host's own public key, in hexadecimal.
     pub key: String,
-    /// Whose keys are taken: `first-use`, `known`, or `ca`.
+    /// Policy for peers' keys: `first-use`, `known`, or `ca`.
     pub policy: String,
-    /// Ports of this host, and ranges, that connections of peers which are not listed may be carried to; `None`: all.
+    /// Ports of this host, and ranges, that unlisted peers' connections may reach; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Vec<String>>,
-    /// This host's certificate, if it has one for its key.
+    /// This host's certificate, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<HostCertificate>,
-    /// Whose certificates are taken.
+    /// Keys whose certificates are accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<PeerKey>,
-    /// As many as one message takes: those that the operator lists, those learned, then those that have shown a
-    /// certificate since the daemon started.
+    /// A page of peers: listed ones, learned ones, then those that have shown a certificate since
+    /// the daemon started.
     pub peers: Vec<Peer>,
-    /// The index with which the next message begins, if there are more.
+    /// First index of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<usize>,
 }
 
-/// A host that is known by its key.
+/// A host known by its key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Whose the key is.
+    /// Name, key and addresses.
     #[serde(flatten)]
     pub known: PeerKey,
-    /// In the operator's file; else it was learned, or trusted by command.
+    /// In the operator's file; else learned, or trusted by command.
     pub listed: bool,
-    /// By which it is known.
+    /// The certificate by which it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<HostCertificate>,
 }
 
-/// A certificate of a host: what an operator's key has signed about its own.
+/// A host's certificate: an operator's signed statement about the host's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCertificate {
-    /// What the host is called.
+    /// The host's name.
     pub name: String,
-    /// The public key that has signed it, in hexadecimal.
+    /// The signing public key, in hexadecimal.
     pub signer: String,
-    /// Prefixes where the host may be; without any, nobody connects to it.
+    /// Prefixes of the host's addresses; without any, no peer connects to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
-    /// When it expires, as RFC 3339 has it.
+    /// Expiry, in RFC 3339 format.
     pub expires: String,
 }
 
 /// Flows. Answers [`Request::FlowList`](crate::Request::FlowList).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlowList {
-    /// As many as one message takes, by id.
+    /// A page of flows, by id.
     pub flows: Vec<FlowStatus>,
-    /// The id with which the next message begins, if there are more.
+    /// First id of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<u64>,
 }
@@ -465,51 +466,53 @@ pub struct FlowStatus {
     pub peer: SocketAddr,
     /// `client` if this host's application has opened it, or `server`.
     pub role: String,
-    /// It requires a carrier: none of its bytes travels by its own connection.
+    /// It requires a carrier: none of its data goes over its own connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub requires_carrier: bool,
-    /// And one that is encrypted.
+    /// The carrier must be encrypted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub requires_encryption: bool,
-    /// What bytes to the peer travel by: `tcp`, its own connection; `tls`, the daemons' connection; or another
-    /// carrier; `none`, if it requires one and waits for it.
+    /// Carrier of data to the peer: `tcp`, its own connection; `tls`, the daemons' connection;
+    /// another carrier; or `none`, while it waits for the one that it requires.
     pub sends_by: String,
-    /// What bytes from the peer came by last.
+    /// Carrier of the latest data from the peer.
     pub receives_by: String,
-    /// Bytes of the application to the peer.
+    /// Bytes of application data to the peer.
     pub bytes_sent: u64,
-    /// Bytes of the peer's application that have been received in order.
+    /// Bytes of application data received in order from the peer.
     pub bytes_received: u64,
-    /// Of a flow that may lose something: how many of those bytes the application has gone on without.
+    /// On a loss-tolerant flow, how many of those bytes the application has skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_bytes: Option<u64>,
-    /// Mbit/s to the peer in the last second or two.
+    /// Mbit/s to the peer, over the last one to two seconds.
     pub sends_mbit: f64,
     /// Mbit/s from the peer.
     pub receives_mbit: f64,
-    /// The class of its application, as its first bytes tell, once they do: `loss-sensitive`, for instance.
+    /// Class of its application, once recognised by its first bytes: `loss-sensitive`, for
+    /// instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// What tells: the name of a server, perhaps, so only root is told.
+    /// Evidence for the class; may be a server's name, so for root only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile_evidence: Option<String>,
-    /// The application's end of its connection with the daemon, and the daemon's: what tells which program it is.
+    /// Ends of the connection between application and daemon, the application's first: identifies
+    /// the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app: Option<[SocketAddr; 2]>,
-    /// Since its TCP connection was established, seconds.
+    /// Age of its TCP connection, seconds.
     pub age_s: f64,
-    /// Why `sends_by` is what it is.
+    /// Reason for `sends_by`.
     pub why: String,
 }
 
 /// The rules in force. Answers [`Request::RuleList`](crate::Request::RuleList).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// The file that has them.
+    /// The file of rules.
     pub file: PathBuf,
-    /// As many as one message takes.
+    /// A page of rules.
     pub rules: Vec<Rule>,
-    /// The index of the rule with which the next message begins, if there are more.
+    /// First index of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<u32>,
 }
@@ -519,61 +522,60 @@ pub struct Rules {
 pub struct Rule {
     /// Its name.
     pub name: String,
-    /// The connections that it is about, of those that processes of this host open.
+    /// Conditions on connections that processes of this host open.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
-    /// Instead: ports of this host whose connections it is about.
+    /// Alternatively: ports of this host, for incoming connections.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<Vec<u16>>,
-    /// What becomes of them.
+    /// The rule's action.
     pub action: String,
-    /// Connections that it has matched since it is in force, if they are counted.
+    /// Connections matched since it is in force, if counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// Files and cgroups that it names and that are not there now.
+    /// Files and cgroups that it names but that do not exist now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<PathBuf>,
 }
 
-/// What a connection must be like: all kinds that are given, of each kind one value. The last value
-/// of a long list says how many more there are.
+/// Conditions on a connection: of each kind given, one value must match. A long list is truncated:
+/// its last value tells the number of omitted ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Conditions {
-    /// Cgroups that the process is in, or below.
+    /// Cgroups that contain the process, directly or in a descendant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cgroup: Vec<String>,
-    /// Users that it runs as.
+    /// Users that the process runs as.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub user: Vec<String>,
-    /// Files that it executes.
+    /// Files that the process executes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exe: Vec<String>,
-    /// Ports of the destination, and ranges of them.
+    /// Destination ports, and ranges.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<String>,
-    /// Prefixes of the destination's address.
+    /// Destination prefixes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub to: Vec<String>,
-    /// What the application is like.
+    /// Profiles of the application.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile: Vec<String>,
-    /// Destinations that the host itself is, link-local and multicast ones count, too.
+    /// Whether destinations on the host itself, link-local and multicast ones match, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub local: bool,
 }
 
-/// What decides about a connection. Answers
-/// [`Request::RuleExplain`](crate::Request::RuleExplain).
+/// Decision about a connection. Answers [`Request::RuleExplain`](crate::Request::RuleExplain).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// The hook made by hand that does, before all rules.
+    /// Manual hook that decides, before all rules.
     pub hook: Option<u32>,
-    /// The rules that do not match, in their order.
+    /// The rules that do not match, in order.
     pub passed: Vec<PassedRule>,
-    /// The name of the rule that does.
+    /// Name of the deciding rule.
     pub decides: Option<String>,
-    /// What becomes of the connection by that.
+    /// Its action.
     pub action: Option<String>,
 }
 
@@ -582,7 +584,7 @@ pub struct Explanation {
 pub struct PassedRule {
     /// Its name.
     pub rule: String,
-    /// Why.
+    /// The reason.
     pub because: String,
 }
 
@@ -594,33 +596,33 @@ pub struct RuleCount {
     pub count: usize,
 }
 
-/// A port is held. Answers [`Request::Listen`](crate::Request::Listen).
+/// A port was bound. Answers [`Request::Listen`](crate::Request::Listen).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listening {
-    /// Other connections may accept sessions with it.
+    /// Key with which other connections may accept sessions at the port.
     pub key: u64,
 }
 
-/// A session is open. Answers [`Request::Connect`](crate::Request::Connect),
+/// A session was opened. Answers [`Request::Connect`](crate::Request::Connect),
 /// [`Request::Follow`](crate::Request::Follow) and [`Request::Accept`](crate::Request::Accept).
 ///
-/// Descriptors come along: the transmit ring, the receive ring, an eventfd that has the daemon look
-/// at the session, one by which the daemon wakes the application; with `events` the ring of events
-/// by which the kernel does; and unless the application lives in another network namespace than the
-/// daemon, the socket by which it runs egress.
+/// Descriptors, in this order: the transmit ring; the receive ring; an eventfd that wakes the
+/// daemon; an eventfd by which the daemon wakes the application; with `events`, the ring of events
+/// by which the kernel does; the socket to run egress, unless the application is in another network
+/// namespace than the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Its index.
     #[serde(default)]
     pub sid: u32,
-    /// With which the application's other connections may have it succeeded.
+    /// Key with which the application's other connections may have it succeeded.
     #[serde(default)]
     pub key: u64,
     /// Packets per ring.
     pub slots: u32,
-    /// Payload bytes per packet, sealed where there are keys.
+    /// Maximum payload of a packet, bytes, sealed if there are keys.
     pub max_payload: u16,
-    /// Bytes of the longest message. 0, from a daemon that does not say: those of a packet.
+    /// Maximum length of a message, bytes. 0, from an old daemon: that of a packet.
     #[serde(default)]
     pub max_message: u32,
     /// The graft's name.
@@ -632,10 +634,10 @@ pub struct Grant {
     pub services: Services,
     /// The other host.
     pub peer: IpAddr,
-    /// A ring of events comes along.
+    /// Whether a ring of events is included.
     #[serde(default)]
     pub events: bool,
-    /// With which its payload is sealed. `None`: in the clear.
+    /// Keys that seal its payload. `None`: in the clear.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Keys>,
 }

@@ -1,4 +1,4 @@
-//! A connection to the daemon, and the messages on it.
+//! A connection to the daemon, and its messages.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -19,40 +19,40 @@ use serde_json::Value;
 
 use crate::{FlowList, Peers, Request, Rules, Status, answer::from_message};
 
-/// Where the daemon listens unless told otherwise.
+/// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
-/// The longest message, bytes.
+/// Maximum length of a message, bytes.
 pub const MAX_MESSAGE: usize = 128 << 10;
-/// The most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub const MAX_DESCRIPTORS: usize = 8;
 
-/// Why a request failed.
+/// Errors of requests.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody answers at the socket.
+    /// No daemon listens at the socket.
     #[error("no VTL daemon answers at {path}: {cause} (start one with: vtld --socket {path})")]
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         cause: Errno,
     },
-    /// The socket may not be opened by this user.
+    /// This user may not connect to the socket.
     #[error("{0} may only be used by root and by members of its group: ask to join it")]
     Denied(PathBuf),
-    /// The daemon went away, or sent what makes no sense.
+    /// The daemon closed the connection.
     #[error("the VTL daemon closed the connection")]
     Closed,
     /// A message could not be sent or received.
     #[error("talking to the VTL daemon: {0}")]
     System(#[from] Errno),
-    /// The daemon answered what is not JSON of the expected form.
+    /// The answer is not JSON of the expected form.
     #[error("the VTL daemon answered something else than expected: {0}")]
     Malformed(String),
-    /// The daemon's own sentence.
+    /// The daemon refused the request, with its reason.
     #[error("{0}")]
     Refused(String),
-    /// The daemon's own sentence: others may do this, this user may not.
+    /// The daemon denied the request to this user, with its reason; others may make it.
     #[error("{0}")]
     Forbidden(String),
 }
@@ -65,7 +65,7 @@ pub fn socket_path(explicit: Option<&Path>) -> PathBuf {
     )
 }
 
-/// A connection to the daemon. What a connection makes (a session, a listener) ends with it.
+/// A connection to the daemon. Objects made on a connection (a session, a listener) end with it.
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
@@ -94,11 +94,11 @@ impl Client {
         }
     }
 
-    /// Asks, and waits for the answer; [`Request`] names its type.
+    /// Sends a request, and waits for the answer; [`Request`] names its type.
     ///
     /// # Errors
-    /// [`Error::Refused`] or [`Error::Forbidden`] with the daemon's sentence, or what went wrong on
-    /// the way.
+    /// [`Error::Refused`] or [`Error::Forbidden`] with the daemon's reason, or an error of the
+    /// connection.
     pub fn call<T: DeserializeOwned>(&self, request: &Request) -> Result<T, Error> {
         Ok(self.call_with_descriptors(request)?.0)
     }
@@ -115,7 +115,7 @@ impl Client {
         self.await_answer()
     }
 
-    /// As [`Client::call`], and hands these descriptors over.
+    /// As [`Client::call`], and passes descriptors to the daemon.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -128,7 +128,7 @@ impl Client {
         Ok(self.await_answer()?.0)
     }
 
-    /// What the daemon is carrying, with all sessions: asks until there are no more.
+    /// The daemon's status, with all sessions: requests all pages.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -142,7 +142,7 @@ impl Client {
         Ok(status)
     }
 
-    /// All flows: asks until there are no more.
+    /// All flows: requests all pages.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -156,7 +156,7 @@ impl Client {
         Ok(list)
     }
 
-    /// All peers that the host knows: asks until there are no more.
+    /// All known peers: requests all pages.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -170,7 +170,7 @@ impl Client {
         Ok(list)
     }
 
-    /// All rules in force: asks until there are no more.
+    /// All rules in force: requests all pages.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -184,7 +184,7 @@ impl Client {
         Ok(rules)
     }
 
-    /// Sends a request whose answer [`Client::answer`] will take.
+    /// Sends a request without waiting; [`Client::answer`] takes the answer.
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::System`].
@@ -205,8 +205,8 @@ impl Client {
         Ok((from_message(message)?, descriptors))
     }
 
-    /// The answer to what was asked; `None` as long as it has not come. The descriptor becomes
-    /// readable when it has.
+    /// Takes the pending answer; `None` if it has not arrived. The descriptor becomes readable when
+    /// it does.
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -221,7 +221,7 @@ impl Client {
 }
 
 impl AsFd for Client {
-    /// Readable or hung up without a request under way: the daemon has gone.
+    /// Without a pending request, readable or hung up means that the daemon has gone.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -251,7 +251,7 @@ pub fn send(socket: RawFd, message: &impl Serialize, descriptors: &[RawFd]) -> R
     Ok(())
 }
 
-/// Does it again as long as a signal comes in between.
+/// Repeats a call interrupted by a signal.
 fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     loop {
         match call() {
@@ -261,10 +261,10 @@ fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     }
 }
 
-/// Receives one message; `None` at the end.
+/// Receives one message; `None` at the end of the connection.
 ///
 /// # Errors
-/// [`Error::System`], with `EMFILE` if there was no place for all descriptors; or
+/// [`Error::System`], with `EMFILE` if not all descriptors could be received; or
 /// [`Error::Malformed`] if the message is longer than [`MAX_MESSAGE`] or no JSON.
 pub fn receive(socket: RawFd) -> Result<Option<(Value, Vec<OwnedFd>)>, Error> {
     receive_with(socket, MsgFlags::empty())
@@ -304,15 +304,14 @@ fn receive_with(socket: RawFd, flags: MsgFlags) -> Result<Option<(Value, Vec<Own
     Ok(Some((value, descriptors)))
 }
 
-/// The descriptors in a buffer for control messages that was zero before: those of the first
-/// message, as no others were asked for. nix does not name them if some found no place, and they
-/// would stay open.
+/// The descriptors in a control buffer that was zeroed before: those of the first message, the only
+/// one enabled. nix returns none if some were truncated, so that they would leak.
 fn descriptors(space: &[u8]) -> Vec<OwnedFd> {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let Some((header, data)) = space.split_at_checked(HEADER) else {
         return Vec::new();
     };
-    // SAFETY: plain numbers, and as many bytes as they take.
+    // SAFETY: plain integers, in a slice of the structure's size.
     let header: libc::cmsghdr = unsafe { header.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
         return Vec::new();

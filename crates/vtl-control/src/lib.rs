@@ -2,12 +2,11 @@
 //! is one message `{"op": …}`, each answer one message `{"ok": true, …}` or
 //! `{"ok": false, "error": "…"}`; either may carry file descriptors.
 //!
-//! - [`Request`]: what can be asked for; each variant names the type of its answer;
-//! - [`Client`]: asks the daemon;
+//! - [`Request`]: all requests; each variant names the type of its answer;
+//! - [`Client`]: sends requests to the daemon;
 //! - [`receive`], [`Request::parse`], [`to_message`], [`Refusal`], [`send`]: the daemon's side.
 //!
-//! A daemon and a command or a library of other versions understand each other: names and types of
-//! fields stay, and a field that is added has a default.
+//! Compatible between versions: names and types of fields stay, and every new field has a default.
 //!
 //! ```no_run
 //! use vtl_control::{Client, Hooks, Request, socket_path};

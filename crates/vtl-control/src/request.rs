@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vtl_proto::services::Requirements;
 
-/// A request to the daemon. On the wire `op` names the variant, and the fields follow; those that
-/// have their default may be left out, and unknown ones are ignored.
+/// A request to the daemon. On the wire `op` names the variant, followed by the fields; fields with
+/// their default may be omitted, unknown ones are ignored.
 ///
-/// Members of the socket's group may ask for anything but what is marked "root only". Each variant
-/// names the type of its answer.
+/// Members of the socket's group may make any request not marked "root only". Each variant names
+/// the type of its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// State of the data plane, and of the sessions from an index on, as many as one message takes.
+    /// State of the daemon, and a page of sessions from an index on.
     ///
     /// Answer: [`Status`](crate::Status).
     Status {
@@ -30,31 +30,30 @@ pub enum Request {
     ///
     /// Answer: [`Grafts`](crate::Grafts).
     GraftList,
-    /// All that is known of one graft of the pool.
+    /// Details of one graft of the pool.
     ///
-    /// Answer: an object: the manifest, and what the pool and the kernel have of it.
+    /// Answer: an object: the manifest, and the graft's state in pool and kernel.
     GraftShow {
         /// `NAME` or `NAME@VERSION`.
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
-    /// Load a graft into the kernel: one of the pool, or the package whose file's descriptor comes
-    /// along. Root only.
+    /// Load a graft into the kernel: from the pool, or from the package whose descriptor is passed.
+    /// Root only.
     ///
     /// Answer: [`Deployed`](crate::Deployed).
     GraftDeploy {
-        /// `NAME` or `NAME@VERSION` of the pool, without a package.
+        /// `NAME` or `NAME@VERSION` of the pool, if no package is passed.
         #[serde(default, skip_serializing_if = "is_default")]
         name: Option<String>,
     },
-    /// Replace a graft that is in the kernel by another version of it. Open sessions keep their state
-    /// if the versions are compatible; otherwise those of flows are aborted, and one of an application
-    /// refuses the swap. As
-    /// [`Request::GraftDeploy`]. Root only.
+    /// Replace a graft in the kernel by another version, named as in [`Request::GraftDeploy`]. Open
+    /// sessions keep their state if the versions are compatible; otherwise sessions of flows are
+    /// aborted, and an application's session makes the swap fail. Root only.
     ///
     /// Answer: [`Deployed`](crate::Deployed).
     GraftSwap {
-        /// `NAME` or `NAME@VERSION` of the pool, without a package.
+        /// `NAME` or `NAME@VERSION` of the pool, if no package is passed.
         #[serde(default, skip_serializing_if = "is_default")]
         name: Option<String>,
     },
@@ -66,8 +65,7 @@ pub enum Request {
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
-    /// The flows: hooked connections with a TCP connection of their own, from an id on, as many as one message
-    /// takes.
+    /// A page of flows (hooked connections with a TCP connection of their own), from an id on.
     ///
     /// Answer: [`FlowList`](crate::FlowList).
     FlowList {
@@ -82,17 +80,17 @@ pub enum Request {
         /// Its id.
         id: u64,
     },
-    /// Have what this host sends of a flow travel by another carrier. Root only.
+    /// Move a flow's outgoing data to another carrier. Root only.
     ///
     /// Answer: [`FlowStatus`](crate::FlowStatus).
     FlowMove {
         /// Its id.
         id: u64,
-        /// `tcp`, its own connection, where it then stays; or another carrier that there is to its peer.
+        /// `tcp`, its own connection, where it then stays; or another carrier to its peer.
         #[serde(deserialize_with = "must::name")]
         carrier: String,
     },
-    /// This host's key and the peers that it knows, from one on, as many as one message takes.
+    /// This host's key, and a page of known peers from an index on.
     ///
     /// Answer: [`Peers`](crate::Peers).
     PeerList {
@@ -100,15 +98,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "is_default")]
         from: usize,
     },
-    /// Trust a peer's key, in place of what was learned under its name. Root only.
+    /// Trust a peer's key, replacing a key learned under its name. Root only.
     ///
     /// Answer: [`Done`](crate::Done).
     PeerTrust(PeerKey),
-    /// Forget a peer that was learned, so that the next key at its addresses counts as the first. Root only.
+    /// Forget a learned peer: the next key at its addresses counts as first use. Root only.
     ///
     /// Answer: [`Done`](crate::Done).
     PeerForget {
-        /// What it is called.
+        /// The peer's name.
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
@@ -116,11 +114,11 @@ pub enum Request {
     ///
     /// Answer: [`Hooks`](crate::Hooks).
     HookList,
-    /// Hook the process that asks, and its children.
+    /// Hook the requesting process, and its children.
     ///
     /// Answer: [`HookAdded`](crate::HookAdded).
     HookRun {
-        /// What their connections travel by.
+        /// Carrier of their connections.
         #[serde(flatten)]
         carrier: CarrierSpec,
     },
@@ -128,22 +126,22 @@ pub enum Request {
     ///
     /// Answer: [`HookAdded`](crate::HookAdded).
     HookAdd {
-        /// What to hook.
+        /// Target of the hook.
         #[serde(flatten)]
         target: HookTarget,
-        /// What its connections travel by.
+        /// Carrier of its connections.
         #[serde(flatten)]
         carrier: CarrierSpec,
     },
-    /// Remove a hook; its connections go on. Root only.
+    /// Remove a hook; its connections continue. Root only.
     ///
     /// Answer: [`Done`](crate::Done).
     HookRemove {
-        /// What is hooked.
+        /// Target of the hook.
         #[serde(flatten)]
         target: HookTarget,
     },
-    /// The rules in force, from an index on, as many as one message takes.
+    /// A page of the rules in force, from an index on.
     ///
     /// Answer: [`Rules`](crate::Rules).
     RuleList {
@@ -151,47 +149,47 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "is_default")]
         from: u32,
     },
-    /// What the rules in force say to a connection.
+    /// Explain the decision of the rules in force about a connection.
     ///
     /// Answer: [`Explanation`](crate::Explanation).
     RuleExplain(OpenedConnection),
-    /// Check a file of rules, whose descriptor comes along, without putting it in force.
+    /// Check a file of rules, whose descriptor is passed, without applying it.
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleCheck {
-        /// What the answer calls the file.
+        /// Name of the file for the answer.
         #[serde(deserialize_with = "must::name")]
         name: String,
     },
-    /// Read the file of rules again. Root only.
+    /// Reload the file of rules. Root only.
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
-    /// End, and leave everything to another daemon, by the socket whose descriptor comes with the answer. Root
-    /// only.
+    /// Exit, and hand everything over to another daemon, through the socket whose descriptor is in
+    /// the answer. Root only.
     ///
     /// Answer: [`Done`](crate::Done).
     TakeOver,
-    /// Open a session, and wait until the peer has agreed. It belongs to the connection on which it
-    /// was asked for, and ends with that.
+    /// Open a session, and wait until the peer has agreed. The session belongs to this connection,
+    /// and ends with it.
     ///
     /// Answer: [`Grant`](crate::Grant).
     Connect {
-        /// Where it leads.
+        /// Peer, or session to succeed.
         #[serde(flatten)]
         to: Destination,
-        /// What it is to be like.
+        /// Requirements on it.
         #[serde(flatten)]
         session: SessionRequest,
     },
-    /// Take over the session by which the peer has succeeded one of this application.
+    /// Move on to the session by which the peer has succeeded one of this application's.
     ///
     /// Answer: [`Grant`](crate::Grant).
     Follow {
-        /// The session that it succeeds.
+        /// The session that was succeeded.
         succeeds: SessionKey,
     },
-    /// Hold a VTL port as long as the connection lasts.
+    /// Bind a VTL port for the life of the connection.
     ///
     /// Answer: [`Listening`](crate::Listening).
     Listen {
@@ -199,11 +197,11 @@ pub enum Request {
         #[serde(deserialize_with = "must::port")]
         port: u16,
     },
-    /// Wait for the next session that a peer opens to a port.
+    /// Wait for the next session opened by a peer at a port.
     ///
     /// Answer: [`Grant`](crate::Grant).
     Accept {
-        /// As the answer to [`Request::Listen`] has it; without, the connection's own port.
+        /// Key in the answer to [`Request::Listen`]; `None`: the connection's own port.
         #[serde(default, skip_serializing_if = "is_default")]
         key: Option<u64>,
     },
@@ -215,31 +213,31 @@ pub enum Request {
     ///
     /// Answer: [`Done`](crate::Done).
     Close {
-        /// Not in order: what is unread or not acknowledged may be lost.
+        /// Abort: unread or unacknowledged data may be lost.
         #[serde(default, skip_serializing_if = "is_default")]
         aborted: bool,
     },
 }
 
-/// Whose a key is.
+/// A peer's name, key and addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerKey {
-    /// What this host calls the peer.
+    /// This host's name for the peer.
     #[serde(deserialize_with = "must::name")]
     pub name: String,
     /// Its public Ed25519 key, in hexadecimal.
     #[serde(deserialize_with = "must::name")]
     pub key: String,
-    /// Addresses and prefixes where it may be; anywhere if there are none.
+    /// Addresses and prefixes where the peer may be; empty: anywhere.
     #[serde(default, skip_serializing_if = "is_default")]
     pub addresses: Vec<String>,
-    /// Ports of this host, and ranges of them ("8000-8100"), that its connections may be carried to; `None`: those of
-    /// peers that are not listed.
+    /// Ports of this host, and ranges ("8000-8100"), that its connections may reach; `None`: those
+    /// of unlisted peers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reach: Option<Vec<String>>,
 }
 
-/// What hooked connections travel by.
+/// Carrier of hooked connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CarrierSpec {
     /// The carrier, as `vtl run --carrier` names it; `None`: the best one.
@@ -249,16 +247,16 @@ pub struct CarrierSpec {
         deserialize_with = "must::carrier"
     )]
     pub carrier: Option<String>,
-    /// The flows can do without what the network loses.
+    /// The flows tolerate loss.
     #[serde(default, skip_serializing_if = "is_default")]
     pub loss_tolerant: bool,
-    /// Connections must be carried, by it or, if it is `None`, by the best one: never by TCP.
+    /// Connections must go over the carrier (`None`: the best one), never over TCP.
     #[serde(default, skip_serializing_if = "is_default")]
     pub require: bool,
-    /// As `require`, and by carriers that are encrypted.
+    /// As `require`, over encrypted carriers only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub require_encryption: bool,
-    /// Of a port: `tcp:CONTROL`, under which TCP to clients without VTL is sent.
+    /// For a port only: `tcp:CONTROL`, the TCP congestion control towards clients without VTL.
     #[serde(
         default,
         skip_serializing_if = "is_default",
@@ -267,7 +265,7 @@ pub struct CarrierSpec {
     pub others: Option<String>,
 }
 
-/// What a hook is put on.
+/// Target of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", try_from = "PortOrCgroup")]
 pub enum HookTarget {
@@ -296,33 +294,33 @@ impl TryFrom<PortOrCgroup> for HookTarget {
     }
 }
 
-/// A connection that a process opens, as far as it is known.
+/// A connection opened by a process, as far as known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedConnection {
-    /// Where it goes.
+    /// Destination.
     #[serde(deserialize_with = "must::to")]
     pub to: SocketAddr,
-    /// The user who opens it, by number.
+    /// Number of the user who opens it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub user: Option<u32>,
     /// The file that the process executes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub exe: Option<Executable>,
-    /// The cgroup that the process is in, as rules name cgroups.
+    /// The cgroup of the process, as rules name cgroups.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cgroup: Option<PathBuf>,
 }
 
-/// A file, whatever it is called: as stat(2) has it.
+/// A file by identity, as in stat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Executable {
-    /// The device that it lies on.
+    /// Device number.
     pub device: u64,
-    /// Its number there.
+    /// Inode number.
     pub inode: u64,
 }
 
-/// Where a new session leads.
+/// Destination of a new session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -330,12 +328,12 @@ pub struct Executable {
                  or in \"succeeds\" the sid and the key of a session"
 )]
 pub enum Destination {
-    /// Where this session leads, which the new one succeeds.
+    /// The destination of an existing session, which the new one succeeds.
     Successor {
         /// The session.
         succeeds: SessionKey,
     },
-    /// To a VTL port of a peer.
+    /// A VTL port of a peer.
     Peer {
         /// The peer.
         host: IpAddr,
@@ -345,25 +343,25 @@ pub enum Destination {
     },
 }
 
-/// Names a session of an application towards the daemon.
+/// Identifies an application's session to the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionKey {
     /// The session's index.
     pub sid: u32,
-    /// As it was granted: who knows it may have the session succeeded.
+    /// Key from the grant; its holder may have the session succeeded.
     pub key: u64,
 }
 
-/// What a session is to be like.
+/// Requirements on a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SessionRequest {
-    /// The services and bounds that a graft is chosen by.
+    /// Services and bounds for the choice of the graft.
     #[serde(flatten)]
     pub requirements: Requirements,
-    /// This graft and no other.
+    /// Only this graft.
     #[serde(default, skip_serializing_if = "is_default")]
     pub graft: Option<String>,
-    /// Parameters of the graft that shall not have their defaults, by name.
+    /// Parameters of the graft that override its defaults, by name.
     #[serde(
         default,
         skip_serializing_if = "is_default",
@@ -372,16 +370,16 @@ pub struct SessionRequest {
     pub params: BTreeMap<String, u32>,
 }
 
-/// A request that makes no sense: one sentence.
+/// An invalid request: one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadRequest(String);
 
 impl Request {
-    /// The request that a message is.
+    /// Parses a message.
     ///
     /// # Errors
-    /// It names no operation that there is, or lacks a field, or has one that cannot be.
+    /// Unknown operation; missing or invalid field.
     pub fn parse(message: &Value) -> Result<Self, BadRequest> {
         let op = message["op"].as_str();
         let op = op.ok_or_else(|| BadRequest("the request names no op".to_owned()))?;
@@ -400,7 +398,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Fields, and what they must be.
+/// Deserialisers of fields, with their error messages.
 mod must {
     use std::{collections::BTreeMap, net::SocketAddr, num::NonZeroU16};
 

@@ -90,7 +90,7 @@ pub struct Statistics {
     pub received: u64,
     /// Duplicates received.
     pub duplicates: u64,
-    /// Retransmission timeouts.
+    /// Consecutive probe timeouts without an acknowledgement.
     pub timeouts: u64,
 }
 
