@@ -194,7 +194,7 @@ pub struct Negotiation {
     pub replays: u64,
     /// Retransmitted requests, answered as before.
     pub repeated: u64,
-    /// Places held now by peers with unproven addresses.
+    /// Present sessions of peers with unproven addresses.
     pub strangers: usize,
 }
 

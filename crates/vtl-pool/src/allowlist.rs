@@ -1,16 +1,16 @@
-//! The allow list: what a graft's object may contain. The kernel's verifier keeps a program from
-//! crashing the kernel; it does not keep it from probing it, or from writing another process's
-//! memory. So a signature lets no more into the kernel than the headers of VTL need.
+//! The allow list for the content of a graft's object. The kernel's verifier keeps a program from
+//! crashing the kernel, but not from probing it, or from writing another process's memory. So even
+//! a signed graft gets no more of the kernel than VTL's headers need.
 //!
-//! [`check`] reads the object as clang left it, with no privilege. `vtl-bpf` applies the same list
-//! to what libbpf makes of it ([`check_code`]): relocations change instructions.
+//! [`check`] reads the object as compiled, without privilege. `vtl-bpf` applies the same list to
+//! libbpf's output ([`check_code`]): relocations change instructions.
 
 use crate::{
     Error, Result,
     elf::{self, Section, Symbol},
 };
 
-/// The programs, and the sections that give them their types (`SCHED_CLS` and XDP).
+/// Allowed programs, with their sections, which determine their types (`SCHED_CLS` and XDP).
 pub const PROGRAMS: [(&str, &str); 7] = [
     ("vtl_ingress_tc", "tcx/ingress"),
     ("vtl_listener_tc", "tcx/ingress"),
@@ -21,7 +21,7 @@ pub const PROGRAMS: [(&str, &str); 7] = [
     ("vtl_egress_xdp", "xdp"),
 ];
 
-/// The kernel's helpers: those that the headers of VTL call, by their numbers in `enum bpf_func_id`.
+/// Allowed kernel helpers: those of VTL's headers, by number in `enum bpf_func_id`.
 pub const HELPERS: [(i32, &str); 14] = [
     (1, "bpf_map_lookup_elem"),
     (5, "bpf_ktime_get_ns"),
@@ -39,7 +39,7 @@ pub const HELPERS: [(i32, &str); 14] = [
     (190, "bpf_xdp_store_bytes"),
 ];
 
-/// Helpers that are refused under their names, since somebody may look for them.
+/// Refused helpers that messages name, as developers may look for them.
 const KNOWN: [(i32, &str); 14] = [
     (2, "bpf_map_update_elem"),
     (3, "bpf_map_delete_elem"),
@@ -57,14 +57,14 @@ const KNOWN: [(i32, &str); 14] = [
     (181, "bpf_loop"),
 ];
 
-/// The kernel's functions that are called by name (kfuncs): the loop of `vtl_for`.
+/// Allowed kfuncs: the loop of `vtl_for`.
 pub const KFUNCS: [&str; 3] = [
     "bpf_iter_num_new",
     "bpf_iter_num_next",
     "bpf_iter_num_destroy",
 ];
 
-/// The maps: those of `vtl/env_bpf.h`, which the daemon makes and all grafts share.
+/// Allowed maps: those of `vtl/env_bpf.h`, made by the daemon and shared by all grafts.
 pub const MAPS: [&str; 15] = [
     "vtl_sessions",
     "vtl_pump",
@@ -83,12 +83,12 @@ pub const MAPS: [&str; 15] = [
     "vtl_out_direct",
 ];
 
-/// Bytes of an object's own constants and variables, all together.
+/// Maximum size of an object's own constants and variables, bytes, in total.
 pub const MAX_DATA: u64 = 64 << 10;
 
-/// Where subprograms are.
+/// Section of subprograms.
 const TEXT: &str = ".text";
-/// Other sections than code and data.
+/// Allowed sections besides code and data.
 const PLAIN: [&str; 12] = [
     "",
     ".strtab",
@@ -110,11 +110,11 @@ const SHT_REL: u32 = 9;
 const SHF_EXECINSTR: u64 = 4;
 const STT_FUNC: u8 = 2;
 
-/// Checks an object against the allow list, as clang left it.
+/// Checks a compiled object against the allow list.
 ///
 /// # Errors
-/// [`Error::NotAllowed`], with what is refused, where it is, and what to do instead;
-/// [`Error::BadObject`] if it is no eBPF object.
+/// [`Error::NotAllowed`], with the violation, its place and a remedy; [`Error::BadObject`] if it is
+/// no eBPF object.
 pub fn check(image: &[u8]) -> Result<()> {
     let damaged = || Error::BadObject("its ELF headers make no sense".into());
     let (sections, symbols) = elf::parse(image).ok_or_else(damaged)?;
@@ -133,7 +133,7 @@ pub fn check(image: &[u8]) -> Result<()> {
     let name_of = |symbol: &Symbol<'_>| sections.get(symbol.section).map_or("", |s| s.name);
     for symbol in symbols.iter().filter(|s| !s.name.is_empty()) {
         match name_of(symbol) {
-            // Defined elsewhere, by the kernel. That section's header may have any name.
+            // Undefined: resolved by the kernel. The null section's header may have any name.
             _ if symbol.section == 0 => check_extern(symbol.name)?,
             ".maps" => check_map(symbol.name)?,
             TEXT => {}
@@ -152,7 +152,7 @@ fn is_code(section: &str) -> bool {
     section == TEXT || PROGRAMS.iter().any(|(_, known)| *known == section)
 }
 
-/// Whether libbpf makes a map of a section (of that name, or of what it calls the map).
+/// Whether libbpf makes a map of a section, given its name or the map's.
 fn is_data(section: &str) -> bool {
     [".rodata", ".data", ".bss"].iter().any(|kind| {
         let rest = section.strip_prefix(kind);
@@ -160,7 +160,7 @@ fn is_data(section: &str) -> bool {
     })
 }
 
-/// libbpf goes by names and types, so both must be known.
+/// libbpf goes by names and types, so both must be on the list.
 fn check_section(section: &Section<'_>, sections: &[Section<'_>]) -> Result<()> {
     let name = section.name;
     if section.kind == SHT_REL || section.kind == SHT_RELA {
@@ -192,7 +192,7 @@ fn check_section(section: &Section<'_>, sections: &[Section<'_>]) -> Result<()> 
     ))
 }
 
-/// Checks a program's name against its section's.
+/// Checks a program's name and section.
 ///
 /// # Errors
 /// [`Error::NotAllowed`].
@@ -206,7 +206,7 @@ pub fn check_program(name: &str, section: &str) -> Result<()> {
     ))
 }
 
-/// Checks the name of a map that is none of the object's own data.
+/// Checks the name of a map other than the object's own data.
 ///
 /// # Errors
 /// [`Error::NotAllowed`].
@@ -220,7 +220,7 @@ pub fn check_map(name: &str) -> Result<()> {
     ))
 }
 
-/// Checks the bytes of an object's own constants and variables.
+/// Checks the size of an object's own constants and variables.
 ///
 /// # Errors
 /// [`Error::NotAllowed`].
@@ -234,8 +234,7 @@ pub fn check_data(bytes: u64) -> Result<()> {
     ))
 }
 
-/// Checks the name of something that the kernel is to define: a kfunc, or a variable of the
-/// kernel's.
+/// Checks the name of a symbol that the kernel resolves: a kfunc, or a kernel variable.
 fn check_extern(name: &str) -> Result<()> {
     if KFUNCS.contains(&name) {
         return Ok(());
@@ -246,7 +245,7 @@ fn check_extern(name: &str) -> Result<()> {
     ))
 }
 
-/// The function that an instruction belongs to, else its section.
+/// Describes an instruction's place: its function, else its section.
 fn place(symbols: &[Symbol<'_>], index: usize, section: &Section<'_>, at: usize) -> String {
     let at = at as u64;
     let holds = |s: &&Symbol<'_>| {
@@ -260,22 +259,22 @@ fn place(symbols: &[Symbol<'_>], index: usize, section: &Section<'_>, at: usize)
     )
 }
 
-/// How far instructions have come.
+/// Processing stage of instructions.
 #[derive(Clone, Copy, Debug)]
 pub enum Stage<'a> {
-    /// As clang left them: what refers to maps and to the kernel is still a relocation.
+    /// As compiled: references to maps and to the kernel are relocations.
     Compiled,
-    /// As the kernel gets them.
+    /// As passed to the kernel.
     Linked {
         /// Descriptors of the object's maps.
         maps: &'a [i32],
-        /// The numbers that [`KFUNCS`] have in this kernel.
+        /// BTF ids of [`KFUNCS`] in this kernel.
         kfuncs: &'a [i32],
     },
 }
 
-/// Checks instructions: what they call, and which maps they refer to. `place` says where the
-/// instruction at an offset is.
+/// Checks instructions: their calls and references to maps. `place` describes the instruction at an
+/// offset.
 ///
 /// # Errors
 /// [`Error::NotAllowed`].
@@ -292,7 +291,7 @@ pub fn check_code(code: &[u8], stage: Stage<'_>, place: &dyn Fn(usize) -> String
         let wrong = match *opcode {
             CALL => wrong_call(stage, source, offset, immediate),
             LOAD_ADDRESS => wrong_address(stage, source, immediate),
-            // Of classes JMP and JMP32, CALL of any other kind, and JA with a register.
+            // CALL of other kinds and JA by register, of the classes JMP and JMP32.
             0x86 | 0x8d | 0x8e | 0x0d | 0x0e => {
                 Some("calls or jumps to an address in a register; call functions by name".into())
             }
@@ -305,13 +304,13 @@ pub fn check_code(code: &[u8], stage: Stage<'_>, place: &dyn Fn(usize) -> String
     Ok(())
 }
 
-/// What is wrong with a call.
+/// The violation of a call, if any.
 fn wrong_call(stage: Stage<'_>, source: u8, offset: i16, immediate: i32) -> Option<String> {
     const HELPER: u8 = 0;
     const SUBPROGRAM: u8 = 1;
     const KFUNC: u8 = 2;
-    /// What libbpf puts in the place of code that this kernel has no types or functions for. The
-    /// verifier refuses it wherever it can be reached.
+    /// Placeholders of libbpf for code whose types or functions this kernel lacks. The verifier
+    /// rejects them if reachable.
     const POISON: [std::ops::Range<i32>; 2] =
         [195_896_080..195_896_081, 2_001_000_000..2_003_000_000];
     let (linked, kfuncs) = match stage {
@@ -330,7 +329,7 @@ fn wrong_call(stage: Stage<'_>, source: u8, offset: i16, immediate: i32) -> Opti
             ))
         }
         SUBPROGRAM => None,
-        // Those of modules have an offset.
+        // Kfuncs of modules have an offset.
         KFUNC if offset == 0 && kfuncs.contains(&immediate) => None,
         _ => Some(format!(
             "calls a function of the kernel by number ({immediate}); use vtl_for instead"
@@ -338,7 +337,7 @@ fn wrong_call(stage: Stage<'_>, source: u8, offset: i16, immediate: i32) -> Opti
     }
 }
 
-/// What is wrong with loading an address or a 64-bit constant.
+/// The violation of loading an address or a 64-bit constant, if any.
 fn wrong_address(stage: Stage<'_>, source: u8, immediate: i32) -> Option<String> {
     const CONSTANT: u8 = 0;
     const MAP: u8 = 1;

@@ -1,8 +1,8 @@
-//! Certificates of hosts: a statement, signed with an operator's key, that a host's key is that host's, where the host
-//! may be, and until when (PROTOCOL.md, section 7, "Certificates").
+//! Certificates of hosts: statements, signed with an operator's key, that bind a host's key to its
+//! name and addresses until they expire (PROTOCOL.md, section 7, "Certificates").
 //!
-//! One is at most [`MAX_CERTIFICATE`] bytes, and written in one way only; its file has it as one line of hexadecimal
-//! digits behind a word, as the files of keys do.
+//! At most [`MAX_CERTIFICATE`] bytes, with a canonical encoding. In a file: one line of hexadecimal
+//! digits after a word, as in key files.
 
 use std::{
     fmt,
@@ -17,64 +17,64 @@ use crate::{
     read_bounded,
 };
 
-/// The longest certificate, bytes.
+/// Maximum length of a certificate, bytes.
 pub const MAX_CERTIFICATE: usize = FIXED + MAX_NAME + MAX_ADDRESSES * 18 + SIGNATURE;
-/// Bytes of the longest name of a host.
+/// Maximum length of a host's name, bytes.
 pub const MAX_NAME: usize = 253;
-/// Prefixes in one certificate.
+/// Maximum number of prefixes in a certificate.
 pub const MAX_ADDRESSES: usize = 32;
-/// The last second that a certificate may expire at: 9999-12-31T23:59:59Z, the last that RFC 3339 writes.
+/// Latest expiry: 9999-12-31T23:59:59Z, the last second that RFC 3339 can express.
 const LAST: u64 = 253_402_300_799;
 
-/// So that no signature for another purpose is one for a certificate.
+/// Domain separation: no signature for another purpose is valid for a certificate.
 const DOMAIN: &[u8] = b"vtl host certificate 1\n";
-/// Of the form.
+/// Version of the encoding.
 const VERSION: u8 = 1;
-/// Bytes before the name, and behind the prefixes.
+/// Length of the fixed part, before the name and after the prefixes.
 const FIXED: usize = 4 + 8 + 32 + 32;
 const SIGNATURE: usize = 64;
 /// The first word of a certificate's file.
 const WORD: &str = "vtl-certificate";
 
-/// Bytes that are no certificate.
+/// Reasons for which bytes are no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They are not in the form of one.
+    /// The encoding is invalid.
     #[error("it is no certificate: {0}")]
     Form(&'static str),
-    /// Its signature is not its signer's, or of something else.
+    /// The signature does not match signer and content.
     #[error("its signature does not fit")]
     Signature,
 }
 
-/// A host's certificate whose signature fits.
+/// A host's certificate with a valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// What the host is called: 1 to [`MAX_NAME`] letters, digits, dots, colons, hyphens and underscores.
+    /// The host's name: 1 to [`MAX_NAME`] letters, digits, dots, colons, hyphens and underscores.
     pub name: String,
     /// The host's key.
     pub key: PublicKey,
-    /// Who has signed it. Whether that key is trusted is another question.
+    /// The signing key. Whether it is trusted is checked elsewhere.
     pub signer: PublicKey,
-    /// Where the host may be: addresses with the number of leading bits that count. A host that no other connects to
-    /// needs none, and then may be anywhere.
+    /// Prefixes of the host's addresses, with their lengths. Empty for a host that no peer connects
+    /// to, at any address.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Seconds since 1970-01-01T00:00:00Z; good before.
+    /// Expiry, seconds since 1970-01-01T00:00:00Z; valid before.
     pub expires: u64,
 }
 
-/// Whether a text may be the name of a host.
+/// Whether this may be the name of a host.
 pub fn is_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)
 }
 
 impl Certificate {
-    /// Signs a certificate: its bytes.
+    /// Signs a certificate; returns its bytes.
     ///
     /// # Errors
-    /// [`Malformed::Form`] where the name, the addresses, of which no bits may be set but those that count, or the
-    /// expiry cannot be.
+    /// [`Malformed::Form`] if the name, a prefix (bits beyond its length must be 0), or the expiry
+    /// is invalid.
     pub fn sign(
         name: &str,
         key: PublicKey,
@@ -103,7 +103,7 @@ impl Certificate {
         }
         let signature = ca.sign(&message(&bytes));
         bytes.extend_from_slice(&signature);
-        // Whatever will be refused by others is refused now.
+        // Check it as its readers will.
         Self::parse(&bytes)?;
         Ok(bytes)
     }
@@ -155,15 +155,15 @@ impl Certificate {
         })
     }
 
-    /// A certificate's file.
+    /// Content of a certificate's file.
     pub fn to_text(bytes: &[u8]) -> String {
         format!("{WORD} {}\n", to_hex(bytes))
     }
 
-    /// The bytes of a certificate in a file, and what they say.
+    /// Reads a certificate from a file; returns its bytes, too.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::BadKey`] where the file has no certificate.
+    /// [`Error::File`]; [`Error::BadKey`] if the file holds no certificate.
     pub fn read(path: &Path) -> Result<(Vec<u8>, Self)> {
         let bad = |why: String| Error::BadKey {
             path: path.to_owned(),
@@ -178,18 +178,18 @@ impl Certificate {
         Ok((bytes, parsed))
     }
 
-    /// When it expires, as RFC 3339 writes it.
+    /// Expiry, in RFC 3339 format.
     pub fn expiry(&self) -> impl fmt::Display + use<> {
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.expires))
     }
 
-    /// Whether it is good no more.
+    /// Whether it has expired.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() >= self.expires
     }
 }
 
-/// What is signed.
+/// The signed content.
 fn message(signed: &[u8]) -> Vec<u8> {
     [DOMAIN, signed].concat()
 }
@@ -202,7 +202,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> std::result::Result<[u8; N], Malfor
     Ok(*first)
 }
 
-/// Takes off a prefix.
+/// Parses the next prefix.
 fn address(rest: &mut &[u8]) -> std::result::Result<(IpAddr, u8), Malformed> {
     let [family, bits] = take(rest)?;
     let (address, bits_set, most): (IpAddr, u128, u8) = match family {

@@ -7,13 +7,13 @@ use object::{
     read::elf::{FileHeader, SectionHeader, SectionTable, Sym, SymbolTable},
 };
 
-/// Sections of one file that are looked at.
+/// Maximum number of sections in a file.
 const MAX_SECTIONS: usize = 1024;
 const LE: LittleEndian = LittleEndian;
 
 type Header = FileHeader64<LittleEndian>;
 
-/// 64-bit little-endian ELF with a section at least.
+/// Parses a 64-bit little-endian ELF file with at least one section.
 fn open(image: &[u8]) -> Option<(&Header, SectionTable<'_, Header>)> {
     let header = Header::parse(image).ok()?;
     header.endian().ok()?;
@@ -36,7 +36,7 @@ pub(crate) fn section<'a>(image: &'a [u8], name: &str) -> Option<&'a [u8]> {
     table.iter().find(is_it)?.data(LE, image).ok()
 }
 
-/// A section's header, with the bytes in the file.
+/// A section's header and content.
 pub(crate) struct Section<'a> {
     pub(crate) name: &'a str,
     /// `SHT_*`.
@@ -45,7 +45,7 @@ pub(crate) struct Section<'a> {
     pub(crate) flags: u64,
     /// Bytes in memory.
     pub(crate) size: u64,
-    /// The section that this one is about, by index: of relocations, where they apply.
+    /// Index of the section that it refers to: for relocations, their target.
     pub(crate) info: u32,
     pub(crate) bytes: &'a [u8],
 }

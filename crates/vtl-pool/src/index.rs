@@ -1,8 +1,8 @@
-//! Signed indexes of packages: what a publisher's newest versions are, and which it has revoked, until the index
-//! expires. So a registry that shows old packages, or withholds new ones, is found out. One file does what The Update
-//! Framework has the roles *snapshot* and *timestamp* for.
+//! Signed indexes of packages: a publisher's newest versions and its revocations, valid until the
+//! index expires. They expose a registry that serves old packages or withholds new ones. One file
+//! has the roles *snapshot* and *timestamp* of The Update Framework.
 //!
-//! It is TOML, with a signature over all before it in the last line:
+//! TOML; the last line is a signature over everything before it:
 //!
 //! ```toml
 //! # One more each time. No host goes back.
@@ -39,13 +39,13 @@ use crate::{
     revocations::{Digest, Identity, Revocation},
 };
 
-/// The longest index, bytes.
+/// Maximum length of an index, bytes.
 pub const MAX_INDEX: usize = 256 << 10;
-/// So that no signature for another purpose is one for an index.
+/// Domain separation: no signature for another purpose is valid for an index.
 const DOMAIN: &[u8] = b"vtl graft index 1\n";
-/// Before the signature's line.
+/// Start of the signature's line.
 const COMMENT: &str = "# ";
-/// The last second that RFC 3339 writes.
+/// Last second that RFC 3339 can express.
 const LAST: u64 = 253_402_300_799;
 
 /// The newest version of a graft.
@@ -56,7 +56,7 @@ struct Newest {
     sha256: Digest,
 }
 
-/// What is signed.
+/// The signed content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
@@ -70,27 +70,27 @@ struct List {
     minimum: BTreeMap<String, Version>,
 }
 
-/// An index whose signature fits.
+/// An index with a valid signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
-    /// Whose packages it is about. Whether that key is trusted is another question.
+    /// The publisher's key. Whether it is trusted is checked elsewhere.
     pub signer: PublicKey,
     list: List,
     bytes: Vec<u8>,
 }
 
-/// An index's file.
+/// File name of a publisher's index.
 pub fn file_name(signer: &PublicKey) -> String {
     format!("index-{}.vtli", signer.short())
 }
 
 impl Index {
-    /// Signs what `previous` says with these packages and revocations more, under the next serial. `expires`: seconds
-    /// since 1970-01-01T00:00:00Z.
+    /// Signs `previous` with further packages and revocations, under the next serial. `expires`:
+    /// seconds since 1970-01-01T00:00:00Z.
     ///
     /// # Errors
-    /// [`Error::Index`]: a package or `previous` is not signed with the key, a key is revoked, which only hosts can do,
-    /// or there is too much.
+    /// [`Error::Index`]: a package or `previous` is signed with another key; a key is to be
+    /// revoked, which only hosts can do; or the index becomes too long.
     pub fn update(
         previous: Option<&Self>,
         packages: &[Identity],
@@ -143,11 +143,11 @@ impl Index {
         let text = toml::to_string(&list).map_err(|error| Error::Index(error.to_string()))?;
         let signature = to_hex(&key.sign(&message(&text)));
         let text = format!("{text}{COMMENT}ed25519 {} {signature}\n", key.public());
-        // Whatever will be refused by others is refused now.
+        // Check it as its readers will.
         Self::read(text.as_bytes())
     }
 
-    /// Reads an index, and checks its signature.
+    /// Parses an index, and checks its signature.
     ///
     /// # Errors
     /// [`Error::Index`], [`Error::TooLong`].
@@ -183,33 +183,33 @@ impl Index {
         })
     }
 
-    /// The file.
+    /// The file's content.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Grows with each index of a publisher.
+    /// Serial number: grows with each index of a publisher.
     pub fn serial(&self) -> u64 {
         self.list.serial
     }
 
-    /// When it expires, as RFC 3339 writes it.
+    /// Expiry, in RFC 3339 format.
     pub fn expiry(&self) -> impl fmt::Display + use<> {
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(self.list.expires))
     }
 
-    /// Whether nobody says any more that it is the newest.
+    /// Whether the index has expired.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() >= self.list.expires
     }
 
-    /// Whether it says anything of a graft's newest version.
+    /// Whether it has an entry for a graft's newest version.
     pub fn names(&self, graft: &str) -> bool {
         self.list.newest.contains_key(graft)
     }
 
-    /// Checks a package of the same signer's: that the publisher has not revoked it, and that it is what it has
-    /// published. `as_newest`: it was offered as the newest.
+    /// Checks a package of the same signer: published, and not revoked. `as_newest`: it was offered
+    /// as the newest version.
     ///
     /// # Errors
     /// [`Error::Index`].
@@ -250,10 +250,10 @@ impl Index {
         }
     }
 
-    /// The newest index of a signer that a host has seen, of its directory of keys.
+    /// Reads the newest index of a signer seen by this host, from its directory of keys.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::BadKey`] where others may change it, or as [`Index::read`].
+    /// [`Error::File`], [`Error::BadKey`] if others may change the file, or as [`Index::read`].
     pub fn kept(folder: &Path, signer: &PublicKey) -> Result<Option<Self>> {
         let path = folder.join(file_name(signer));
         if let Err(error) = fs::symlink_metadata(&path)
@@ -277,11 +277,11 @@ impl Index {
         }
     }
 
-    /// Takes the index that a place shows, `None` where it has none, if it does not go back behind the one that this
-    /// host has seen: the index that counts.
+    /// Merges the index at a place (`None`: it has none) with the one kept: returns the index to
+    /// use. Detects rollback.
     ///
     /// # Errors
-    /// [`Error::Index`]: it is older, or says other things under the same serial.
+    /// [`Error::Index`]: `shown` is older than `kept`, or differs under the same serial.
     pub fn advance(shown: Option<Self>, kept: Option<Self>) -> Result<Option<Self>> {
         let (shown, kept) = match (shown, kept) {
             (Some(shown), Some(kept)) => (shown, kept),
@@ -301,7 +301,7 @@ impl Index {
         Ok(Some(shown))
     }
 
-    /// Writes it into a folder, whole or not at all. Returns its path.
+    /// Writes the index to a folder, atomically. Returns its path.
     ///
     /// # Errors
     /// [`Error::File`].

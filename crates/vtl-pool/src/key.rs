@@ -16,29 +16,29 @@ use crate::{
 
 const SECRET: &str = "vtl-secret-key";
 const PUBLIC: &str = "vtl-public-key";
-/// What is before the key in DER: RFC 8410, sections 4 and 7.
+/// DER prefixes of keys: RFC 8410, sections 4 and 7.
 const SPKI: [u8; 12] = [48, 42, 48, 5, 6, 3, 43, 101, 112, 3, 33, 0];
 const PKCS8: [u8; 16] = [48, 46, 2, 1, 0, 48, 5, 6, 3, 43, 101, 112, 4, 34, 4, 32];
-/// The longest key file, bytes.
+/// Maximum length of a key file, bytes.
 const MAX_KEY: usize = 1024;
-/// Files of a directory of keys that are looked at.
+/// Maximum number of files read in a directory of keys.
 const MAX_KEYS: usize = 1024;
 
-/// A key to sign with. Wiped from memory when dropped.
+/// A signing key. Wiped from memory when dropped.
 pub struct SecretKey(SigningKey);
 
-/// The key that belongs to it, for everybody.
+/// A verifying key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PublicKey(VerifyingKey);
 
-/// Prints nothing of the key itself.
+/// Does not print the secret key.
 impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SecretKey of {}", self.public())
     }
 }
 
-/// All of it, in hexadecimal.
+/// The whole key, in hexadecimal.
 impl fmt::Display for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&to_hex(self.0.as_bytes()))
@@ -66,7 +66,7 @@ pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Any number of bytes.
+/// Parses any number of bytes.
 pub(crate) fn from_hex_bytes(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
     let byte = |pair: &[u8]| from_hex::<1>(std::str::from_utf8(pair).ok()?).map(|[byte]| byte);
@@ -87,16 +87,17 @@ impl PublicKey {
         self.0.to_bytes()
     }
 
-    /// As a SubjectPublicKeyInfo in DER (RFC 8410, section 4), which raw public keys in TLS are.
+    /// Encodes as SubjectPublicKeyInfo in DER (RFC 8410, section 4), the form of raw public keys in
+    /// TLS.
     pub fn to_spki(self) -> Vec<u8> {
         [&SPKI[..], self.0.as_bytes()].concat()
     }
 
-    /// From a SubjectPublicKeyInfo; `None` unless it has an Ed25519 key.
+    /// Parses a SubjectPublicKeyInfo; `None` unless it has an Ed25519 key.
     pub fn from_spki(der: &[u8]) -> Option<Self> {
         let key = der.strip_prefix(&SPKI[..])?.try_into().ok()?;
         let key = VerifyingKey::from_bytes(key).ok()?;
-        // Anybody can sign for one of small order.
+        // For a key of small order, anybody can forge signatures.
         (!key.is_weak()).then_some(Self(key))
     }
 
@@ -110,7 +111,7 @@ impl PublicKey {
         to_hex(&self.0.as_bytes()[..8])
     }
 
-    /// From hexadecimal digits, as the file has them.
+    /// Parses hexadecimal digits, as in the file.
     pub fn parse(text: &str) -> Option<Self> {
         Self::from_hex(text)
     }
@@ -131,10 +132,10 @@ impl PublicKey {
 }
 
 impl SecretKey {
-    /// A new key from the system's randomness.
+    /// Generates a key from the system's random numbers.
     ///
     /// # Errors
-    /// [`Error::File`] if there is none.
+    /// [`Error::File`] if they are unavailable.
     pub fn generate() -> Result<Self> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed)
@@ -152,7 +153,7 @@ impl SecretKey {
         PublicKey(self.0.verifying_key())
     }
 
-    /// As a PrivateKeyInfo in DER (RFC 8410, section 7).
+    /// Encodes as PrivateKeyInfo in DER (RFC 8410, section 7).
     pub fn to_pkcs8(&self) -> Vec<u8> {
         [&PKCS8[..], self.0.as_bytes()].concat()
     }
@@ -161,10 +162,10 @@ impl SecretKey {
         self.0.sign(message).to_bytes()
     }
 
-    /// Reads a key that [`SecretKey::write`] wrote.
+    /// Reads a key written by [`SecretKey::write`].
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::BadKey`], also if others than its owner may read the file.
+    /// [`Error::File`]; [`Error::BadKey`], also if others may read the file.
     pub fn read(path: &Path) -> Result<Self> {
         let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
         let meta = file.metadata().map_err(|e| failed("read", path, e))?;
@@ -180,16 +181,16 @@ impl SecretKey {
             .ok_or_else(|| not_a_key(path, SECRET))
     }
 
-    /// Writes `NAME.key` (mode 0600) and `NAME.pub` below `folder`, and returns both paths. Never
-    /// writes over a file.
+    /// Writes `NAME.key` (mode 0600) and `NAME.pub` to `folder`, and returns both paths. Never
+    /// overwrites a file.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn write(&self, folder: &Path, name: &str) -> Result<(PathBuf, PathBuf)> {
-        // Whole or not at all, and over no other: half a key would keep a daemon from starting.
+        // Atomically, without overwriting: a truncated key would keep a daemon from starting.
         let create = |path: &Path, mode: u32, text: String| {
             let new = path.with_added_extension(format!("new-{}", std::process::id()));
-            // Of a process that was killed.
+            // Left by a killed process.
             let _ = fs::remove_file(&new);
             let created = fs::OpenOptions::new()
                 .write(true)
@@ -235,7 +236,7 @@ fn not_a_key(path: &Path, kind: &str) -> Error {
     }
 }
 
-/// The word behind the file's kind.
+/// The word after the file's type.
 fn read_word(file: &fs::File, path: &Path, kind: &str) -> Result<String> {
     let bytes = read_from(file, MAX_KEY, || path.display().to_string())?;
     let bytes = bytes.map_err(|e| failed("read", path, e))?;
@@ -244,10 +245,10 @@ fn read_word(file: &fs::File, path: &Path, kind: &str) -> Result<String> {
     word.map(str::to_owned).ok_or_else(|| not_a_key(path, kind))
 }
 
-/// Opens a file that nobody but root and `owner`, a user's number, may change.
+/// Opens a file that only root and `owner`, a uid, may change.
 pub(crate) fn guarded(path: &Path, owner: u32) -> Result<fs::File> {
     let file = fs::File::open(path).map_err(|e| failed("read", path, e))?;
-    // Of the file that is read, whatever the name stands for by then.
+    // Of the open file: the name may refer to another one by then.
     let meta = file.metadata().map_err(|e| failed("read", path, e))?;
     let how = if meta.mode() & 0o022 != 0 {
         "chmod 644"
@@ -262,19 +263,19 @@ pub(crate) fn guarded(path: &Path, owner: u32) -> Result<fs::File> {
     })
 }
 
-/// The keys whose packages a host takes, and what it does not take in spite of them.
+/// The keys that a host trusts, and its revocations.
 #[derive(Debug, Default)]
 pub struct Trust {
     keys: Vec<(String, PublicKey)>,
     revocations: Revocations,
-    /// Files that were left out, and why.
+    /// Ignored files, with the reason.
     pub left_out: Vec<Error>,
 }
 
 impl Trust {
-    /// Reads all `*.pub` of a directory, and its revocations; one that does not exist holds none.
-    /// Files that others than root and the directory's owner may change are left out: so are those
-    /// that they own. If that is so of the revocations, or they make no sense, no package is taken.
+    /// Reads all `*.pub` of a directory, and its revocations; a missing directory has none. Files
+    /// that others than root and the directory's owner own or may change are ignored. If the
+    /// revocations are such a file, or malformed, all packages are rejected.
     ///
     /// # Errors
     /// [`Error::File`] if the directory cannot be read.
@@ -305,18 +306,18 @@ impl Trust {
         Ok(trust)
     }
 
-    /// Trusts one more key.
+    /// Adds a trusted key.
     pub fn add(&mut self, name: &str, key: PublicKey) {
         self.keys.push((name.to_owned(), key));
     }
 
-    /// The name of a trusted key: its file's, without `.pub`.
+    /// Name of a trusted key: its file's, without `.pub`.
     pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
         let found = self.keys.iter().find(|(_, known)| known == key);
         found.map(|(name, _)| name.as_str())
     }
 
-    /// The name of the key that signed a package, if the host takes it.
+    /// Checks that the host accepts a package; returns the name of its key.
     ///
     /// # Errors
     /// [`Error::Untrusted`], [`Error::Revoked`].
@@ -327,7 +328,7 @@ impl Trust {
         Ok(name)
     }
 
-    /// What is not taken in spite of its key.
+    /// The revocations.
     pub fn revocations(&self) -> &Revocations {
         &self.revocations
     }

@@ -1,4 +1,4 @@
-//! What a package says about itself, in TOML: `manifest.toml`.
+//! The manifest of a package, in TOML: `manifest.toml`.
 
 use std::{fmt, str::FromStr};
 
@@ -11,23 +11,23 @@ use crate::{
     object::{Description, Parameter, is_name},
 };
 
-/// The longest manifest, bytes.
+/// Maximum length of a manifest, bytes.
 pub const MAX_MANIFEST: usize = 64 << 10;
 
-/// `1.2.3`, compared number by number. A graft's versions that agree in the first number that is
-/// not zero lay a session's state out alike: one can take the other's place under traffic.
+/// `1.2.3`, compared number by number. Versions of a graft that agree in the first non-zero number
+/// have the same layout of session state: one can replace the other under traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// Changes with the layout of sessions' state.
+    /// Changes with the layout of session state.
     pub major: u32,
     /// Likewise while `major` is 0.
     pub minor: u32,
-    /// Changes with anything else.
+    /// Changes with everything else.
     pub patch: u32,
 }
 
 impl Version {
-    /// Whether sessions of the one can go on with the other.
+    /// Whether sessions of one version can continue with the other.
     pub fn is_compatible(self, other: Self) -> bool {
         let leading = |v: Self| match v {
             Self {
@@ -74,7 +74,7 @@ impl FromStr for Version {
 pub struct Wanted {
     /// The graft's name.
     pub name: String,
-    /// This version, else the highest.
+    /// This version; `None`: the highest.
     pub version: Option<Version>,
 }
 
@@ -105,7 +105,7 @@ impl fmt::Display for Wanted {
 }
 
 impl Wanted {
-    /// Whether a version of a graft of this name will do.
+    /// Whether a version of the graft matches.
     pub fn takes(&self, version: Version) -> bool {
         self.version.is_none_or(|wanted| wanted == version)
     }
@@ -130,26 +130,26 @@ impl<'de> Deserialize<'de> for Version {
 pub struct Manifest {
     /// The graft's name: letters, digits and `-`.
     pub name: String,
-    /// Of the package.
+    /// Version of the graft.
     pub version: Version,
-    /// The graft's identity in packets.
+    /// The graft's number in packets.
     pub gid: u16,
-    /// What it provides.
+    /// Services that it provides.
     #[serde(with = "services")]
     pub services: Services,
-    /// Names of the transport functions that it consists of.
+    /// Names of its transport functions.
     pub functions: Vec<String>,
-    /// Version of the packets' format.
+    /// Wire version.
     pub wire: u32,
     /// Version of the interface between programs and daemon.
     pub interface: u32,
-    /// A sentence.
+    /// Summary, one sentence.
     pub summary: String,
     /// SPDX expression.
     pub licence: String,
-    /// Name, and perhaps address.
+    /// Name, optionally with address.
     pub author: String,
-    /// What an application may set, with defaults, units and limits.
+    /// Parameters for applications, with defaults, units and limits.
     #[serde(default, rename = "parameter", skip_serializing_if = "Vec::is_empty")]
     pub parameters: Vec<Parameter>,
 }
@@ -172,8 +172,7 @@ mod services {
     }
 }
 
-/// What a developer writes about a graft (`graft.toml`); the rest of the manifest comes from the
-/// object.
+/// A developer's part of the manifest (`graft.toml`); the rest comes from the object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Project {
@@ -201,7 +200,7 @@ impl Project {
         from_toml(text)
     }
 
-    /// That of a graft that comes with VTL.
+    /// The project of a built-in graft.
     pub fn built_in(object: &Description, version: Version) -> Self {
         Self {
             name: object.name.clone(),
@@ -213,10 +212,10 @@ impl Project {
         }
     }
 
-    /// The manifest of this project's object.
+    /// The manifest for this project's object.
     ///
     /// # Errors
-    /// What [`Manifest::check`] refuses.
+    /// As [`Manifest::check`].
     pub fn manifest(&self, object: &Description) -> Result<Manifest> {
         let manifest = Manifest {
             name: self.name.clone(),
@@ -276,12 +275,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The same as text, which [`Manifest::parse`] reads.
+    /// Serialises the manifest, for [`Manifest::parse`].
     pub fn to_text(&self) -> String {
         toml::to_string(self).expect("a manifest has no maps with other keys than text")
     }
 
-    /// What `vtl graft show` says of a graft, wherever it is: others add where that is.
+    /// Description for `vtl graft show`; callers add the graft's location.
     pub fn to_json(&self) -> Value {
         let parameter = |p: &Parameter| {
             json!({
@@ -309,7 +308,7 @@ impl Manifest {
         format!("{}-{}.vtlg", self.name, self.version)
     }
 
-    /// Compares what it says with what the object says and contains, and with this host.
+    /// Checks the manifest against the object, and against this host's versions.
     ///
     /// # Errors
     /// [`Error::Wire`], [`Error::Interface`], [`Error::Lie`], [`Error::Unfounded`].

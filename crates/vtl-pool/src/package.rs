@@ -1,6 +1,6 @@
 //! The package file: a tar archive of `manifest.toml`, `graft.bpf.o` and `signature`, in this
-//! order, with nothing in it that depends on who made it and when. A file that is not exactly what
-//! [`Package::sign`] writes for its content is refused, so no byte of it is without meaning.
+//! order, independent of author and time. A file that differs from the output of [`Package::sign`]
+//! for its content is refused: so no byte is without meaning.
 
 use std::io::{Cursor, Read};
 
@@ -14,55 +14,56 @@ use crate::{
     revocations::Identity,
 };
 
-/// The longest package, bytes.
+/// Maximum length of a package, bytes.
 pub const MAX_PACKAGE: usize = MAX_MANIFEST + MAX_OBJECT + MAX_SIGNATURE + 8 * BLOCK;
 const MAX_SIGNATURE: usize = 1024;
-/// Of tar: headers are one, contents are padded to whole ones, two of zeros end the archive.
+/// Block size of tar: a header is one block, contents are padded to blocks, two zero blocks end the
+/// archive.
 const BLOCK: usize = 512;
 const MEMBERS: [(&str, usize); 3] = [
     ("manifest.toml", MAX_MANIFEST),
     ("graft.bpf.o", MAX_OBJECT),
     ("signature", MAX_SIGNATURE),
 ];
-/// So that no signature for another purpose is one for a package.
+/// Domain separation: no signature for another purpose is valid for a package.
 const DOMAIN: &[u8] = b"vtl graft package 1\n";
 
-/// A package whose content is whole: signed by `signer`, with a manifest that tells the truth
-/// about the object.
+/// A verified package: signed by `signer`, with a manifest that agrees with the object.
 #[derive(Clone, Debug)]
 pub struct Package {
-    /// What it says about itself.
+    /// Its manifest.
     pub manifest: Manifest,
-    /// What the object says.
+    /// The object's description.
     pub description: Description,
     /// The object.
     pub object: Vec<u8>,
-    /// Whose signature it bears. Whether that key is trusted is another question.
+    /// The signing key. Whether it is trusted is checked elsewhere.
     pub signer: PublicKey,
     /// SHA-256 of the file.
     digest: [u8; 32],
 }
 
 impl Package {
-    /// Makes a package: its bytes.
+    /// Signs a package; returns the file's content.
     ///
     /// # Errors
-    /// [`Error::TooLong`], or what is wrong with the object or the manifest.
+    /// [`Error::TooLong`], or a defect of the object or the manifest.
     pub fn sign(manifest: &Manifest, object: &[u8], key: &SecretKey) -> Result<Vec<u8>> {
         let text = manifest.to_text();
         let signature = key.sign(&message(text.as_bytes(), object));
         let signature = format!("ed25519 {} {}\n", key.public(), to_hex(&signature));
         let bytes = pack(&[text.as_bytes(), object, signature.as_bytes()]);
-        // Whatever will be refused by others is refused now.
+        // Check it as its readers will.
         Self::read(&bytes)?;
         Ok(bytes)
     }
 
-    /// Reads a package and checks all of it but whether this host takes it.
+    /// Reads and verifies a package; only trust and revocations are not checked.
     ///
     /// # Errors
-    /// Any but [`Error::Untrusted`] and [`Error::Revoked`]: not a package, [`Error::Unsigned`], [`Error::Tampered`],
-    /// another version of VTL, a manifest that lies, or [`Error::NotAllowed`].
+    /// Any but [`Error::Untrusted`] and [`Error::Revoked`]: no package, [`Error::Unsigned`],
+    /// [`Error::Tampered`], another version of VTL, a manifest that contradicts the object, or
+    /// [`Error::NotAllowed`].
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let [text, object, signature] = unpack(bytes)?;
         if signature.is_empty() {
@@ -88,7 +89,7 @@ impl Package {
         })
     }
 
-    /// What revocations know it by.
+    /// Identity for revocations.
     pub fn identity(&self) -> Identity {
         Identity {
             signer: self.signer,
@@ -99,8 +100,8 @@ impl Package {
         }
     }
 
-    /// Reads a package that this host shall run: also the signer must be trusted, and the package
-    /// not revoked. Returns the signer's name, too.
+    /// Reads a package for use on this host: its signer must be trusted, and the package not
+    /// revoked. Also returns the name of the key.
     ///
     /// # Errors
     /// As [`Package::read`], [`Error::Untrusted`], or [`Error::Revoked`].
@@ -114,7 +115,7 @@ impl Package {
 /// A line `ed25519 KEY SIGNATURE`.
 pub(crate) fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
     let text = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
-    // Digits in one way only: what is revoked by its digest must not come back in other letters.
+    // Lower case only: a package revoked by its digest must not return with other digits.
     if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return None;
     }
@@ -126,7 +127,7 @@ pub(crate) fn parse_signature(bytes: &[u8]) -> Option<(PublicKey, [u8; 64])> {
     Some(parsed)
 }
 
-/// What is signed.
+/// The signed content.
 fn message(manifest: &[u8], object: &[u8]) -> Vec<u8> {
     let mut message = DOMAIN.to_vec();
     message.extend_from_slice(&Sha256::digest(manifest));
@@ -134,7 +135,7 @@ fn message(manifest: &[u8], object: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The archive of these contents.
+/// Makes the archive.
 fn pack(contents: &[&[u8]; 3]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     for ((name, _), content) in MEMBERS.iter().zip(contents) {
@@ -152,7 +153,7 @@ fn pack(contents: &[&[u8]; 3]) -> Vec<u8> {
     archive.into_inner().expect("memory can be written")
 }
 
-/// The contents of an archive that [`pack`] made.
+/// The contents of an archive made by [`pack`].
 fn unpack(bytes: &[u8]) -> Result<[Vec<u8>; 3]> {
     let not = |why: String| Error::NotAPackage(why);
     if bytes.len() > MAX_PACKAGE {

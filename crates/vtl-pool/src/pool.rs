@@ -1,4 +1,4 @@
-//! The grafts that a host may use: those that came with it, and the packages of a directory.
+//! The grafts that a host may use: the built-in ones, and the packages of a directory.
 
 use std::{
     collections::HashMap,
@@ -19,13 +19,13 @@ use crate::{
     revocations::{Identity, Revocations},
 };
 
-/// Packages of one directory.
+/// Maximum number of packages in one directory.
 const MAX_PACKAGES: usize = 1024;
 
-/// Where a graft is from.
+/// Origin of a graft.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Part of this build, and trusted like it.
+    /// Part of this build, and trusted as such.
     BuiltIn,
     /// A signed package.
     Package {
@@ -39,19 +39,19 @@ pub enum Origin {
 /// One version of a graft.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What it says about itself.
+    /// Its manifest.
     pub manifest: Manifest,
-    /// Of two that provide what is asked for, the higher one is taken.
+    /// Preference among grafts that meet the requirements: the highest is taken.
     pub rank: u32,
     /// The object.
     pub object: Arc<[u8]>,
-    /// Where it is from.
+    /// Its origin.
     pub origin: Origin,
-    /// Of a package: what revocations know it by.
+    /// Identity for revocations, if it is a package.
     pub identity: Option<Identity>,
 }
 
-/// What was read of a file, which need not be read again while it is the same.
+/// Cached content of a file, valid while its time and length are unchanged.
 #[derive(Clone)]
 struct Seen {
     modified: SystemTime,
@@ -72,10 +72,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of nothing but the grafts of this build.
+    /// A pool of the built-in grafts only.
     ///
     /// # Errors
-    /// One of them is not what it should be.
+    /// A built-in graft is invalid.
     pub fn new<'a>(built_in: impl IntoIterator<Item = &'a [u8]>, version: Version) -> Result<Self> {
         let mut pool = Self::default();
         for object in built_in {
@@ -91,12 +91,12 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Reads the packages of a directory anew. What is wrong with one of them is no error of the
-    /// others: [`Pool::refused`] says it. Of two that cannot both be there, the one that was there
-    /// before stays, else the first by name.
+    /// Reads the packages of a directory anew. A bad package does not affect the others:
+    /// [`Pool::refused`] has its error. Of two that conflict, the one that was there before stays,
+    /// else the first by name.
     ///
     /// # Errors
-    /// [`Error::File`] if the directory cannot be read; one that does not exist is empty.
+    /// [`Error::File`] if the directory cannot be read; a missing one is empty.
     pub fn refresh(&mut self, folder: &Path, trust: &Trust) -> Result<()> {
         let failed = |source| Error::File {
             what: "read",
@@ -182,7 +182,7 @@ impl Pool {
         })
     }
 
-    /// Whether a graft could join the others.
+    /// Checks that a graft does not conflict with the others.
     ///
     /// # Errors
     /// [`Error::GidTaken`], [`Error::NameTaken`].
@@ -222,17 +222,17 @@ impl Pool {
         &self.entries
     }
 
-    /// Whether a package is revoked, as far as was read: it need not be in the directory any more.
+    /// Whether a package is revoked, as of the last reading; it may have left the directory.
     pub fn revokes(&self, package: &Identity) -> bool {
         self.revocations.check(package).is_err()
     }
 
-    /// Packages of the directory that are not used, and why.
+    /// Refused packages of the directory, with the reason.
     pub fn refused(&self) -> &[(PathBuf, Arc<Error>)] {
         &self.refused
     }
 
-    /// A graft by name, or by `NAME@VERSION`: the highest version unless it is given.
+    /// Finds a graft by `NAME`, in its highest version, or by `NAME@VERSION`.
     pub fn find(&self, wanted: &str) -> Option<&Entry> {
         let wanted: Wanted = wanted.parse().ok()?;
         self.entries
@@ -242,8 +242,8 @@ impl Pool {
     }
 }
 
-/// Puts a package's bytes into a directory under its name, whole or not at all. The same bytes
-/// again are no error.
+/// Writes a package to a directory under its name, atomically. Succeeds if the same bytes are
+/// there.
 ///
 /// # Errors
 /// [`Error::File`]; [`Error::NameTaken`] if another package of that name and version is there.

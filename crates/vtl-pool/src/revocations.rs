@@ -1,4 +1,4 @@
-//! Revocations: what a host does not take although a trusted key has signed it. They are in
+//! Revocations: packages and keys that a host rejects in spite of a trusted signature. They are in
 //! `revoked.toml`, beside the keys:
 //!
 //! ```toml
@@ -30,15 +30,15 @@ use crate::{
     read_from,
 };
 
-/// The file, in the directory of the trusted keys.
+/// Name of the file, in the directory of trusted keys.
 pub const FILE: &str = "revoked.toml";
-/// Bytes of the file.
+/// Maximum length of the file, bytes.
 const MAX_FILE: usize = 1 << 20;
 
-/// What revocations know a package by.
+/// Identity of a package for revocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Who signed it.
+    /// The signing key.
     pub signer: PublicKey,
     /// SHA-256 of the file.
     pub file: [u8; 32],
@@ -53,11 +53,11 @@ pub struct Identity {
 /// A revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revocation {
-    /// All packages that are signed with a key.
+    /// All packages signed with this key.
     Key(PublicKey),
     /// The package whose file or object has this SHA-256.
     Package([u8; 32]),
-    /// All versions of a graft before this one.
+    /// All versions of a graft below this one.
     Before(String, Version),
 }
 
@@ -80,11 +80,11 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// What is taken without an index that is not expired.
+/// Policy for packages without a valid index.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum IndexPolicy {
-    /// Nothing.
+    /// Reject all.
     Require,
 }
 
@@ -104,13 +104,13 @@ struct List {
 pub struct Revocations {
     path: PathBuf,
     list: List,
-    /// Why the file cannot be used. Then nothing is taken: it might be what the file revokes.
+    /// Defect of the file. Then all packages are rejected: any might be revoked.
     unusable: Option<String>,
 }
 
 impl Revocations {
-    /// Reads those of a directory of keys, which nobody but root and `owner`, a user's number, may
-    /// change.
+    /// Reads the revocations of a directory of keys. Only root and `owner`, a uid, may be able to
+    /// change the file.
     pub(crate) fn read(folder: &Path, owner: u32) -> Self {
         let path = folder.join(FILE);
         let (list, unusable) = match read(&path, owner) {
@@ -124,12 +124,12 @@ impl Revocations {
         }
     }
 
-    /// Why no package is taken, if the file cannot be used.
+    /// Defect of the file, for which all packages are rejected.
     pub fn unusable(&self) -> Option<&str> {
         self.unusable.as_deref()
     }
 
-    /// Whether packages are taken only by an index that has not expired.
+    /// Whether packages need an unexpired index.
     pub fn requires_index(&self) -> bool {
         self.list.index.is_some()
     }
@@ -137,7 +137,7 @@ impl Revocations {
     /// Checks that a package is not revoked.
     ///
     /// # Errors
-    /// [`Error::Revoked`]; for all packages if the file cannot be used.
+    /// [`Error::Revoked`]; for every package if the file is unusable.
     pub fn check(&self, package: &Identity) -> Result<()> {
         let place = self.path.display();
         let revoked = |what: String| Err(Error::Revoked(format!("{what} ({place})")));
@@ -163,11 +163,11 @@ impl Revocations {
         }
     }
 
-    /// Adds a revocation to the file of a directory of keys, and returns the file's path. Comments
-    /// in it are lost.
+    /// Adds a revocation to the file in a directory of keys, and returns the file's path. Comments
+    /// in the file are lost.
     ///
     /// # Errors
-    /// [`Error::File`], [`Error::BadKey`] if the file that is there cannot be used.
+    /// [`Error::File`], [`Error::BadKey`] if the existing file is unusable.
     pub fn add(folder: &Path, revocation: Revocation) -> Result<PathBuf> {
         let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;
         let path = folder.join(FILE);
@@ -204,9 +204,9 @@ impl Revocations {
     }
 }
 
-/// The content of a file; none if there is no file.
+/// Reads the list; empty if there is no file.
 fn read(path: &Path, owner: u32) -> Result<List> {
-    // A link that leads nowhere is not "no file".
+    // A dangling link does not count as "no file".
     if let Err(error) = fs::symlink_metadata(path)
         && error.kind() == io::ErrorKind::NotFound
     {
