@@ -1,5 +1,5 @@
-//! Sections and symbols of eBPF objects, as far as packages need them. The input is a stranger's: the crate `object` checks
-//! every offset.
+//! Parses sections and symbols of eBPF objects, as far as packages need them. The input is
+//! untrusted: the crate `object` checks every offset.
 
 use object::{
     LittleEndian,
@@ -61,8 +61,8 @@ pub(crate) struct Symbol<'a> {
     pub(crate) size: u64,
 }
 
-/// All sections of an eBPF object, by index, and the symbols of all its symbol tables; `None` if the file is anything but
-/// one as clang writes it.
+/// All sections of an eBPF object, by index, and the symbols of all its symbol tables; `None`
+/// unless the file is as clang writes it.
 pub(crate) fn parse(image: &[u8]) -> Option<(Vec<Section<'_>>, Vec<Symbol<'_>>)> {
     let (header, table) = open(image)?;
     if header.e_type(LE) != ET_REL || header.e_machine(LE) != EM_BPF {

@@ -1,19 +1,19 @@
-//! Graft packages and the pool that keeps them: no sockets, no kernel.
+//! Graft packages and the pool of a host: no sockets, no kernel.
 //!
-//! A package is one file, `NAME-VERSION.vtlg`: a tar archive, the same bytes for the same content,
-//! of a manifest, the compiled eBPF object, and an Ed25519 signature over both.
+//! A package is one file, `NAME-VERSION.vtlg`: a tar archive, reproducible to the byte, of a
+//! manifest, the compiled eBPF object, and an Ed25519 signature over both.
 //!
-//! - [`allowlist`]: what an object may contain;
-//! - [`object`]: what an object says about itself, read from its ELF sections;
-//! - [`manifest`]: what a package says about itself, and whether its object agrees;
-//! - [`key`]: keys to sign with, and keys that a host trusts;
-//! - [`certificate`]: statements, signed with such keys, about hosts' own;
-//! - [`revocations`]: what a host takes no more, whoever signed it;
-//! - [`index`]: what a publisher says of its newest packages;
+//! - [`allowlist`]: the allow list for objects;
+//! - [`object`]: an object's description, read from its ELF sections;
+//! - [`manifest`]: a package's manifest, and its check against the object;
+//! - [`key`]: signing keys, and the keys that a host trusts;
+//! - [`certificate`]: signed statements about the keys of hosts;
+//! - [`revocations`]: packages and keys that a host rejects in spite of the signature;
+//! - [`index`]: a publisher's signed list of its newest packages;
 //! - [`package`]: the file;
-//! - [`pool`]: which grafts a host may use.
+//! - [`pool`]: the grafts that a host may use.
 //!
-//! Packages come from strangers: everything here is bounded in size and refuses in one sentence.
+//! Packages are untrusted input: all sizes are bounded, and every refusal is one sentence.
 
 #![deny(unsafe_code)]
 
@@ -36,23 +36,23 @@ pub use manifest::{Manifest, Version};
 pub use package::Package;
 pub use pool::Pool;
 
-/// Why a package, a key or a file is refused: one sentence each.
+/// Reasons for refusing a package, a key or a file: one sentence each.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read or written.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// A file has more bytes than anything honest.
+    /// A file is longer than the limit.
     #[error("{what} has more than {most} bytes")]
     TooLong {
-        /// What is too long.
+        /// The file or part that is too long.
         what: String,
         /// The limit.
         most: usize,
@@ -66,45 +66,45 @@ pub enum Error {
     /// The manifest cannot be understood.
     #[error("the manifest is not usable: {0}")]
     BadManifest(String),
-    /// The manifest says other than the object.
+    /// The manifest contradicts the object.
     #[error("the manifest lies: it says {key} {claimed}, but the object says {actual}")]
     Lie {
-        /// Of what.
+        /// The contradicting key.
         key: &'static str,
         /// In the manifest.
         claimed: String,
         /// In the object.
         actual: String,
     },
-    /// A service that no transport function of the object contributes to.
+    /// A claimed service to which no transport function of the object contributes.
     #[error(
         "the manifest lies: nothing in the object provides {services}; it consists of {functions}"
     )]
     Unfounded {
         /// The services.
         services: String,
-        /// The transport functions that are there.
+        /// The object's transport functions.
         functions: String,
     },
-    /// Not a package at all.
+    /// The file is no package.
     #[error("not a graft package: {0}")]
     NotAPackage(String),
-    /// There is no signature in it.
+    /// The package has no signature.
     #[error("the package is not signed: sign it with `vtl graft sign`")]
     Unsigned,
-    /// The signature is not of this content.
+    /// The signature does not match the content.
     #[error("the package was changed after it was signed: its signature does not fit")]
     Tampered,
-    /// The signature fits, but who made it is nobody here.
+    /// The signature is valid, but its key is not trusted.
     #[error("the package is signed with a key that this host does not trust ({0})")]
     Untrusted(String),
-    /// It is revoked, or the list of revocations cannot be used.
+    /// The package is revoked, or the list of revocations is unusable.
     #[error("{0}")]
     Revoked(String),
-    /// An index is none, or says that the package is not to be taken.
+    /// The index is malformed, or rejects the package.
     #[error("{0}")]
     Index(String),
-    /// Made for another wire format.
+    /// Built for another wire version.
     #[error("graft \"{name}\" speaks wire version {its}, this host speaks {ours}")]
     Wire {
         /// The graft.
@@ -114,7 +114,7 @@ pub enum Error {
         /// This build's.
         ours: u32,
     },
-    /// Built for another interface between programs and daemon.
+    /// Built for another version of the interface between programs and daemon.
     #[error(
         "graft \"{name}\" is built for interface version {its}, this host has {ours}: build it anew"
     )]
@@ -126,15 +126,15 @@ pub enum Error {
         /// This build's.
         ours: u32,
     },
-    /// The gid is another graft's.
+    /// The gid belongs to another graft.
     #[error("graft id {gid} is taken by \"{name}\": one of the two needs another")]
     GidTaken {
         /// The id.
         gid: u16,
-        /// Who has it.
+        /// Name of the other graft.
         name: String,
     },
-    /// The name is another graft's.
+    /// The name belongs to another graft.
     #[error("{0}")]
     NameTaken(String),
     /// A key file does not hold a key.
@@ -142,7 +142,7 @@ pub enum Error {
     BadKey {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         why: String,
     },
 }
@@ -164,7 +164,7 @@ pub fn read_bounded(path: &std::path::Path, most: usize) -> Result<Vec<u8>> {
     read_from(file, most, || path.display().to_string())?.map_err(failed)
 }
 
-/// As [`read_bounded`], from anything. The inner error is the reader's.
+/// As [`read_bounded`], from any reader. The inner error is the reader's.
 pub(crate) fn read_from(
     reader: impl io::Read,
     most: usize,

@@ -1,5 +1,5 @@
-//! What a compiled graft says about itself: `VTL_GRAFT` and `VTL_TF` of `bpf/include/vtl/tf.h`
-//! leave it in sections of their own.
+//! Description of a compiled graft, which `VTL_GRAFT` and `VTL_TF` of `bpf/include/vtl/tf.h` put in
+//! sections of their own.
 
 use std::{collections::BTreeSet, ffi::c_char};
 
@@ -11,9 +11,9 @@ use vtl_proto::{
 
 use crate::{Error, Result, elf, key::to_hex};
 
-/// The longest object, bytes.
+/// Maximum length of an object, bytes.
 pub const MAX_OBJECT: usize = 2 << 20;
-/// Transport functions of one graft.
+/// Maximum number of transport functions of a graft.
 const MAX_FUNCTIONS: usize = 64;
 
 /// A graft's description, from its object.
@@ -21,19 +21,19 @@ const MAX_FUNCTIONS: usize = 64;
 pub struct Description {
     /// Its name: letters, digits and `-`.
     pub name: String,
-    /// What its packets carry.
+    /// Number in its packets.
     pub gid: u16,
-    /// What it provides.
+    /// Services that it provides.
     pub services: Services,
-    /// Of two that provide what is asked for, the higher one is taken.
+    /// Preference among grafts that meet the requirements: the highest is taken.
     pub rank: u32,
-    /// Packets that are too large for the path go in halves.
+    /// Whether it fragments packets larger than the path's maximum payload, into halves.
     pub halves: bool,
-    /// A sentence.
+    /// Summary, one sentence.
     pub summary: String,
     /// In the order of `vtl_session.param`.
     pub parameters: Vec<Parameter>,
-    /// Transport functions that are part of its programs, in alphabetical order.
+    /// Its transport functions, in alphabetical order.
     pub functions: Vec<Function>,
 }
 
@@ -43,10 +43,10 @@ pub struct Description {
 pub struct Parameter {
     /// Its name.
     pub name: String,
-    /// What its value counts; empty for a bare number.
+    /// Unit of its value; empty for a bare number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
-    /// Unless the application says otherwise.
+    /// Default value.
     pub default: u32,
     /// Lowest value.
     pub least: u32,
@@ -64,10 +64,11 @@ pub struct Function {
 }
 
 impl Description {
-    /// Reads it.
+    /// Reads an object's description.
     ///
     /// # Errors
-    /// [`Error::BadObject`]; [`Error::Interface`] if it was built for another version of VTL.
+    /// [`Error::BadObject`]; [`Error::Interface`] if it was built for another version of the
+    /// interface.
     pub fn read(image: &[u8]) -> Result<Self> {
         let bad = |why: &str| Error::BadObject(why.to_owned());
         if image.len() > MAX_OBJECT {
@@ -129,7 +130,7 @@ impl Description {
         })
     }
 
-    /// Services that its transport functions contribute to.
+    /// Services to which its transport functions contribute.
     pub fn founded(&self) -> Services {
         Services::from_bits(self.functions.iter().fold(0, |all, f| all | f.services))
     }
@@ -140,14 +141,14 @@ pub fn fingerprint(image: &[u8]) -> String {
     to_hex(&Sha256::digest(image))
 }
 
-/// The licence that an object names, which decides what helpers the kernel offers it; empty if it
-/// names none.
+/// Licence named by the object, which decides about the helpers that the kernel allows; empty if
+/// there is none.
 pub fn licence(image: &[u8]) -> String {
     let section = elf::section(image, "license").unwrap_or_default();
     text(section).unwrap_or_default()
 }
 
-/// Words at offsets within a C structure that is whole.
+/// Reads words at offsets of a complete C structure.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -177,7 +178,7 @@ fn parameter(bytes: &[u8]) -> Option<Parameter> {
     (is_name(&parameter.name) && fits).then_some(parameter)
 }
 
-/// What `VTL_TF` left behind.
+/// The transport functions, from the entries of `VTL_TF`.
 fn functions(image: &[u8]) -> Result<Vec<Function>> {
     let bad = || Error::BadObject("its .vtl.tf section makes no sense".into());
     let section = elf::section(image, ".vtl.tf").unwrap_or_default();
@@ -200,20 +201,20 @@ fn functions(image: &[u8]) -> Result<Vec<Function>> {
     Ok(found.into_iter().collect())
 }
 
-/// The name of a C function.
+/// Whether this may be the name of a C function.
 fn is_function(text: &str) -> bool {
     (1..32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Whether this may be the name of a graft or a parameter: letters, digits and `-`, at most 31, with
-/// no `-` at the beginning, where commands would take it for an option.
+/// Whether this may be the name of a graft or a parameter: letters, digits and `-`, at most 31,
+/// without a leading `-`, which commands would take for an option.
 pub fn is_name(text: &str) -> bool {
     (1..32).contains(&text.len())
         && !text.starts_with('-')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// Text that ends with a zero byte; `None` if it does not, or holds control characters.
+/// Zero-terminated text; `None` without a terminator, or with control characters.
 fn text(bytes: &[u8]) -> Option<String> {
     let text = std::ffi::CStr::from_bytes_until_nul(bytes).ok()?;
     let text = text.to_str().ok()?;
