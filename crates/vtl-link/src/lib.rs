@@ -1,11 +1,11 @@
-//! What a link does to packets: rate, drop-tail queue, loss, delay, jitter, reordering, duplication and
-//! bit errors, as a state machine without IO. The testbed's emulator runs it in real time (`vtl-testbed`),
-//! the simulator in virtual time (`vtl-sim`).
+//! A model of a link: rate, drop-tail queue, loss, delay, jitter, reordering, duplication and bit
+//! errors, as a sans-I/O state machine. The testbed's emulator runs it in real time
+//! (`vtl-testbed`), the simulator in virtual time (`vtl-sim`).
 //!
-//! - [`Link`]: the parameters a user sets; [`Profile`]: links with names;
+//! - [`Link`]: parameters set by users; [`Profile`]: named links;
 //! - [`Direction`]: one direction of a link, packets and the time in, packets and deadlines out;
-//! - [`LossProcess`]: which packets are lost;
-//! - [`Random`]: the numbers that decide all of that, the same for the same seed.
+//! - [`LossProcess`]: the distribution of losses;
+//! - [`Random`]: the random numbers of all of them, reproducible by seed.
 
 // Tests are named `function__case`.
 #![cfg_attr(test, allow(non_snake_case))]

@@ -1,4 +1,4 @@
-//! What a link is like: the parameters a user sets.
+//! Parameters of a link, as set by users.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,93 +29,94 @@ impl Host {
     }
 }
 
-/// A figure of a link that means nothing, in words that name it.
+/// An invalid parameter of a link, named in the message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("bad link: {0}")]
 pub struct BadLink(pub String);
 
-/// Which packets are lost, given how many.
+/// Distribution of losses.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossModel {
-    /// Each packet on its own.
+    /// Independent losses.
     #[default]
     Uniform,
-    /// Bursts: a chain with a good state that loses nothing and a bad one (Gilbert 1960, Elliott 1963).
+    /// Bursts: two states, a good one without loss and a bad one (Gilbert 1960, Elliott 1963).
     GilbertElliott {
-        /// Mean length of a stay in the bad state, packets, at least 1.
+        /// Mean duration of the bad state, packets, at least 1.
         burst_packets: f64,
-        /// Loss while in the bad state, per cent. The mean loss of the link cannot exceed it.
+        /// Loss rate in the bad state, per cent: an upper bound of the link's mean loss.
         bad_loss_pct: f64,
     },
 }
 
 impl LossModel {
-    /// Bursts of 8 packets on average, everything lost in a burst.
+    /// Bursts of 8 packets on average, with total loss.
     pub const BURSTS: LossModel = LossModel::GilbertElliott {
         burst_packets: 8.0,
         bad_loss_pct: 100.0,
     };
 }
 
-/// Medium access in slots: packets leave only when a slot opens, and then all that wait leave together. The
-/// gap from one opening to the next is uniform between the two bounds.
+/// Slotted medium access: packets leave only when a slot opens, all queued ones together. The
+/// interval between openings is uniform between the bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Slots {
-    /// Shortest gap, milliseconds.
+    /// Shortest interval, milliseconds.
     pub min_ms: f64,
-    /// Longest gap, milliseconds.
+    /// Longest interval, milliseconds.
     pub max_ms: f64,
 }
 
-/// A link between the client and the server. Everything holds for both directions unless said otherwise.
+/// A link between client and server. Parameters hold for both directions unless stated otherwise.
 ///
-/// A packet goes through, in this order: the drop-tail queue, serialisation at `rate_mbit`, loss, slots,
-/// propagation of `rtt_ms / 2`.
+/// Stages of a packet: the drop-tail queue, serialisation at `rate_mbit`, loss, slots, propagation
+/// delay `rtt_ms / 2`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Link {
-    /// No emulation at all: client and server are the two ends of one veth pair. Nothing but the offloads
-    /// is controlled (segments of 1,500 bytes), and all other fields but the loss are ignored. With loss, the
-    /// router drops that share of the frames in the kernel, uniformly, without a seed.
+    /// No emulation: client and server are the two ends of one veth pair. Only offloads are
+    /// controlled (segments of 1,500 bytes), and all other fields but the loss are ignored. With
+    /// loss, the router drops frames at that rate in the kernel, uniformly, without a seed.
     pub direct: bool,
-    /// Propagation delay there and back, milliseconds.
+    /// Round-trip propagation delay, milliseconds.
     pub rtt_ms: f64,
-    /// Rate in Mbit/s (10⁶ bits) of IP packets, Ethernet header not counted. 0: not limited.
+    /// Rate in Mbit/s (10⁶ bits) of IP packets, without the Ethernet header. 0: unlimited.
     pub rate_mbit: f64,
-    /// Mean loss, per cent, in each direction that has no figure of its own below.
+    /// Mean loss rate, per cent, of each direction without one of its own below.
     pub loss_pct: f64,
-    /// Mean loss from server to client, per cent (the data of a download). Unset: `loss_pct`.
+    /// Mean loss rate from server to client, per cent (the data of a download). Unset: `loss_pct`.
     pub loss_down_pct: Option<f64>,
-    /// Mean loss from client to server, per cent (the acknowledgements of a download). Unset: `loss_pct`.
+    /// Mean loss rate from client to server, per cent (the acknowledgements of a download). Unset:
+    /// `loss_pct`.
     pub loss_up_pct: Option<f64>,
-    /// Which packets are lost.
+    /// Distribution of losses.
     pub loss_model: LossModel,
-    /// Packets held back so that later ones overtake them, per cent.
+    /// Reordered packets, held back so that later ones overtake them: per cent.
     pub reorder_pct: f64,
-    /// How long a reordered packet is held back, milliseconds. Unset: 1 ms or the time of eight full-size
-    /// packets, whichever is longer.
+    /// Time by which a reordered packet is held back, milliseconds. Unset: 1 ms or the
+    /// serialisation time of eight full-size packets, whichever is longer.
     pub reorder_ms: Option<f64>,
-    /// Packets that arrive twice, per cent.
+    /// Duplicated packets, per cent.
     pub duplicate_pct: f64,
-    /// Packets that arrive with one bit after the IP header flipped, per cent.
+    /// Packets with a bit error after the IP header, per cent.
     pub corrupt_pct: f64,
-    /// Packets that arrive with two words of their payload exchanged, per cent: no checksum of VTL's, TCP's or UDP's
-    /// finds that, as somebody on the path would have it. The emulator's only.
+    /// Packets with two words of their payload swapped, per cent: undetected by the checksums of
+    /// VTL, TCP and UDP, as an attacker on the path would do it. Emulator only.
     pub tamper_pct: f64,
-    /// Packets that may wait for the link besides the one being sent. Unset: one bandwidth-delay product of
+    /// Queue limit, packets, without the one being sent. Unset: one bandwidth-delay product of
     /// 1,500-byte packets, at least 64.
     pub queue_packets: Option<u32>,
-    /// Packets that waited longer than this for the link, milliseconds, leave with a mark of congestion
-    /// (RFC 3168) if their sender understands it. Unset: none do.
+    /// Queueing time, milliseconds, above which ECN-capable packets leave with a CE mark (RFC
+    /// 3168). Unset: no marks.
     pub ecn_ms: Option<f64>,
-    /// Packets of this IP protocol are dropped, as middleboxes do with those that they do not know.
+    /// IP protocol that is dropped, as middleboxes do with unknown ones.
     pub blocked: Option<u8>,
-    /// Only if that host has sent them. Unset: in both directions.
+    /// Host whose packets of that protocol are dropped. Unset: both.
     pub blocked_from: Option<Host>,
-    /// Medium access in slots.
+    /// Slotted medium access.
     pub slots: Option<Slots>,
-    /// Where the random numbers start.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -144,17 +145,17 @@ impl Default for Link {
     }
 }
 
-/// Bytes of a full-size IP packet: the MTU of the testbed.
+/// Length of a full-size IP packet, bytes: the MTU of the testbed.
 pub const MTU: u32 = 1500;
 
-/// The smallest queue that is chosen by default, packets.
+/// Minimum of the default queue limit, packets.
 const QUEUE_MIN: u32 = 64;
 
-/// Queue of a link without a rate, packets: nothing waits there, the bound is only a safety net.
+/// Queue limit of a link without a rate, packets: a safety net, as nothing queues there.
 const QUEUE_UNLIMITED: u32 = 1_000_000;
 
 impl Link {
-    /// A link of the given round-trip time (milliseconds) and rate (Mbit/s), otherwise perfect.
+    /// A link with this round-trip time (milliseconds) and rate (Mbit/s), without impairments.
     pub fn new(rtt_ms: f64, rate_mbit: f64) -> Self {
         Link {
             rtt_ms,
@@ -168,7 +169,7 @@ impl Link {
         (self.rate_mbit * 1e6 / 8.0 * self.rtt_ms / 1e3) as u64
     }
 
-    /// Packets that may wait for the link: the figure set, or the default that depends on the other figures.
+    /// Queue limit, packets: the parameter, or its default.
     pub fn queue_limit(&self) -> u32 {
         match self.queue_packets {
             Some(packets) => packets,
@@ -177,20 +178,20 @@ impl Link {
         }
     }
 
-    /// Mean loss from server to client, per cent.
+    /// Mean loss rate from server to client, per cent.
     pub fn loss_down(&self) -> f64 {
         self.loss_down_pct.unwrap_or(self.loss_pct)
     }
 
-    /// Mean loss from client to server, per cent.
+    /// Mean loss rate from client to server, per cent.
     pub fn loss_up(&self) -> f64 {
         self.loss_up_pct.unwrap_or(self.loss_pct)
     }
 
-    /// Refuses figures that mean nothing, with a sentence that names the figure.
+    /// Checks that all parameters are valid.
     ///
     /// # Errors
-    /// The first of them that does.
+    /// The first invalid parameter.
     pub fn check(&self) -> Result<(), BadLink> {
         let refuse = |what: &str| Err(BadLink(what.to_owned()));
         for (name, pct) in [
@@ -262,7 +263,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether this is a link without emulation that loses packets all the same.
+    /// Whether this is a link with loss but without emulation.
     pub fn loses_directly(&self) -> bool {
         self.direct && self.loss_up().max(self.loss_down()) > 0.0
     }

@@ -1,20 +1,20 @@
-//! Which packets a lossy path loses.
+//! Loss processes.
 
 use crate::link::LossModel;
 use crate::random::Random;
 
-/// A stream of verdicts, one for each packet: lost or not.
+/// A sequence of decisions, one per packet: lost or not.
 #[derive(Debug, Clone)]
 pub struct LossProcess {
     model: LossModel,
-    /// Mean loss, 0 to 1.
+    /// Mean loss rate, 0 to 1.
     mean: f64,
     in_burst: bool,
     random: Random,
 }
 
 impl LossProcess {
-    /// A process that loses the fraction `mean` (0 to 1) of packets in the long run.
+    /// A process with the long-term loss rate `mean` (0 to 1).
     pub fn new(model: LossModel, mean: f64, seed: u64) -> Self {
         LossProcess {
             model,
@@ -24,13 +24,13 @@ impl LossProcess {
         }
     }
 
-    /// Changes what is lost from now on and keeps the sequence of random numbers.
+    /// Changes the model, and continues the random sequence.
     pub fn set(&mut self, model: LossModel, mean: f64) {
         self.model = model;
         self.mean = mean;
     }
 
-    /// The verdict on the next packet.
+    /// Whether the next packet is lost.
     pub fn lose_next(&mut self) -> bool {
         if self.mean <= 0.0 {
             self.in_burst = false;
@@ -43,8 +43,8 @@ impl LossProcess {
                 bad_loss_pct,
             } => {
                 let loss_in_bad = bad_loss_pct / 100.0;
-                // The chain spends the share `bad` of its packets in the bad state, so that
-                // bad × loss_in_bad = mean, and stays there for `burst_packets` on average.
+                // The share `bad` of packets in the bad state satisfies bad × loss_in_bad = mean;
+                // the mean duration of that state is `burst_packets`.
                 let bad = (self.mean / loss_in_bad).min(1.0);
                 let leave = 1.0 / burst_packets.max(1.0);
                 let enter = if bad < 1.0 {

@@ -1,5 +1,5 @@
-//! One direction of a link as a state machine: packets and the time go in, packets and deadlines come out.
-//! Nothing here reads a clock or touches a socket.
+//! One direction of a link as a sans-I/O state machine: packets and the time in, packets and
+//! deadlines out. Reads no clock, uses no socket.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,33 +11,32 @@ use crate::loss::LossProcess;
 use crate::random::Random;
 use crate::sojourn::Sojourn;
 
-/// A point in time or a span, nanoseconds. The origin is the caller's.
+/// A point in time or a duration, nanoseconds. The caller chooses the origin.
 pub type Nanos = u64;
 
-/// What the model needs to know of a packet.
+/// The model's view of a packet.
 pub trait Frame: Clone {
-    /// Bytes that occupy the link.
+    /// Bytes that the packet occupies on the link.
     fn link_bytes(&self) -> u64;
-    /// Marks the packet as one that met congestion (CE, RFC 3168), in place of a loss. False if its sender
-    /// does not say that it understands that (ECT).
+    /// Marks the packet with CE (RFC 3168). False if it is not ECN-capable (ECT).
     fn mark(&mut self) -> bool;
     /// The protocol of the IP packet.
     fn protocol(&self) -> Option<u8> {
         None
     }
-    /// Flips one bit after the IP header, chosen by `random`. False if there is no such bit.
+    /// Flips one bit after the IP header, selected by `random`. False if there is no such bit.
     fn flip_bit(&mut self, random: u64) -> bool;
-    /// Exchanges two words of 8 bytes of the payload, chosen by `random`. False if that changes nothing.
+    /// Swaps two 8-byte words of the payload, selected by `random`. False if that changes nothing.
     fn exchange_words(&mut self, _random: u64) -> bool {
         false
     }
 }
 
-/// [`Frame::mark`] for the bytes of an IP packet.
+/// [`Frame::mark`] for an IP packet's bytes.
 pub fn mark_ip(packet: &mut [u8]) -> bool {
     match packet {
         [0x40..=0x4f, tos, _, _, _, _, _, _, _, _, high, low, ..] if *tos & 3 != 0 => {
-            // RFC 1624, equation 3, for the word that holds the two bits.
+            // RFC 1624, equation 3, for the word with the ECN field.
             let sum = u32::from(!u16::from_be_bytes([*high, *low])) + u32::from(3 - (*tos & 3));
             [*high, *low] = (!((sum + (sum >> 16)) as u16)).to_be_bytes();
             *tos |= 3;
@@ -51,30 +50,30 @@ pub fn mark_ip(packet: &mut [u8]) -> bool {
     }
 }
 
-/// The figures of one direction, in the units of the model.
+/// Parameters of one direction, in the model's units.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Params {
-    /// Propagation delay one way.
+    /// One-way propagation delay.
     pub delay: Nanos,
-    /// Serialisation time of a byte, nanoseconds. 0: no limit.
+    /// Serialisation time per byte, nanoseconds. 0: no limit.
     pub ns_per_byte: f64,
-    /// Packets that may wait behind the one being sent.
+    /// Queue limit, packets, without the one being sent.
     pub queue_limit: usize,
-    /// Packets that waited longer leave marked.
+    /// Waiting time above which packets leave with a CE mark.
     pub mark_above: Option<Nanos>,
-    /// Packets of this IP protocol are dropped.
+    /// IP protocol that is dropped.
     pub blocked: Option<u8>,
-    /// Mean loss, 0 to 1.
+    /// Mean loss rate, 0 to 1.
     pub loss: f64,
-    /// Probability that a packet is held back by `reorder_hold`.
+    /// Probability that a packet is reordered: held back by `reorder_hold`.
     pub reorder: f64,
-    /// How long a reordered packet is held back.
+    /// Time by which a reordered packet is held back.
     pub reorder_hold: Nanos,
-    /// Probability that a packet arrives twice.
+    /// Probability that a packet is duplicated.
     pub duplicate: f64,
-    /// Probability that a bit of a packet flips.
+    /// Probability of a bit error in a packet.
     pub corrupt: f64,
-    /// Probability that two words of a packet's payload are exchanged.
+    /// Probability that two words of a packet's payload are swapped.
     pub tamper: f64,
     slots: Option<Slots>,
     loss_model: LossModel,
@@ -111,12 +110,12 @@ impl Params {
         }
     }
 
-    /// The figures from client to server.
+    /// Parameters from client to server.
     pub fn up(link: &Link) -> Self {
         Params::new(link, Host::Client, link.loss_up(), link.seed)
     }
 
-    /// The figures from server to client.
+    /// Parameters from server to client.
     pub fn down(link: &Link) -> Self {
         // The directions must not lose the same packets.
         Params::new(link, Host::Server, link.loss_down(), !link.seed)
@@ -126,7 +125,7 @@ impl Params {
 #[derive(Debug)]
 struct Flying<F> {
     at: Nanos,
-    /// Breaks ties: packets released at one instant keep their order.
+    /// Tie-breaker: packets released at the same time keep their order.
     order: u64,
     frame: F,
 }
@@ -148,7 +147,7 @@ impl<F> Ord for Flying<F> {
     }
 }
 
-/// Counters of one direction since the testbed came up. A packet counts once for everything that befell it.
+/// Counters of one direction since the testbed started. A packet counts once for each event.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionStats {
     /// Packets that reached the link.
@@ -163,36 +162,36 @@ pub struct DirectionStats {
     pub lost: u64,
     /// Packets dropped because the queue was full.
     pub queue_drops: u64,
-    /// Packets that left with a mark of congestion.
+    /// Packets that left with a CE mark.
     pub marked: u64,
-    /// Packets that were held back so that later ones overtook them.
+    /// Packets held back, so that later ones overtook them.
     pub reordered: u64,
-    /// Packets that were delivered twice.
+    /// Packets delivered twice.
     pub duplicated: u64,
     /// Packets with a flipped bit.
     pub corrupted: u64,
-    /// Packets with two words of their payload exchanged.
+    /// Packets with two words of their payload swapped.
     pub tampered: u64,
-    /// Packets waiting for the link at this moment.
+    /// Present queue length, packets.
     pub queue_packets: u64,
-    /// Most packets that ever waited.
+    /// Maximum queue length, packets.
     pub max_queue_packets: u64,
-    /// Time that half of the packets spent at the bottleneck at most, from arrival until they were on the
-    /// wire, microseconds.
+    /// Sojourn time at the bottleneck, from arrival to the end of serialisation: median,
+    /// microseconds.
     pub sojourn_p50_us: u64,
-    /// The same for 95 of 100 packets.
+    /// The same, 95th percentile.
     pub sojourn_p95_us: u64,
-    /// Packets on their way at this moment.
+    /// Packets in propagation now.
     pub flying_packets: u64,
-    /// Captured frames of more than one MTU: the sender's offloads were switched back on. They are carried
-    /// whole, and one loss takes all of it.
+    /// Captured frames longer than one MTU: the sender's offloads were switched on again. They are
+    /// carried whole, so one loss drops a whole frame.
     pub aggregates: u64,
-    /// Frames that the host dropped before the emulator saw them. Anything but 0 means that the machine was
-    /// too slow and the measurement is void.
+    /// Frames dropped by the host before the emulator. Any but 0 means that the machine was too
+    /// slow: the measurement is void.
     pub host_drops: u64,
     /// Frames that the kernel refused to deliver.
     pub send_errors: u64,
-    /// The most that a packet came late, microseconds.
+    /// Maximum delay of a delivery beyond its due time, microseconds.
     pub max_late_us: u64,
 }
 
@@ -200,16 +199,16 @@ pub struct DirectionStats {
 #[derive(Debug)]
 pub struct Direction<F> {
     params: Params,
-    /// Waiting packets with the time they arrived. The front one is being serialised.
+    /// Queued packets with their arrival times. The front one is being serialised.
     queue: VecDeque<(Nanos, F)>,
-    /// When the front of `queue` has left.
+    /// End of serialisation of the front of `queue`.
     front_done: Nanos,
-    /// When the packet before the front had left.
+    /// End of serialisation of the packet before the front.
     free_at: Nanos,
-    /// Packets on their way, the next to arrive on top.
+    /// Packets in propagation, the next to arrive on top.
     flying: BinaryHeap<Reverse<Flying<F>>>,
-    /// Arrival of the last packet that was not held back: arrivals never run backwards, even if a change of
-    /// the link shortens the delay.
+    /// Arrival of the latest packet that was not held back: arrivals stay in order even if a change
+    /// of the link shortens the delay.
     last_arrival: Nanos,
     next_slot: Nanos,
     order: u64,
@@ -224,7 +223,7 @@ pub struct Direction<F> {
 }
 
 impl<F: Frame> Direction<F> {
-    /// An empty link.
+    /// An idle link.
     pub fn new(params: Params) -> Self {
         let seed = params.seed;
         Direction {
@@ -247,8 +246,8 @@ impl<F: Frame> Direction<F> {
         }
     }
 
-    /// Changes the link at `now`. What is already under way arrives when it would have; what still waits
-    /// in the queue is sent at the new figures. Random numbers continue unless the seed changes.
+    /// Changes the link at `now`. Packets in propagation arrive as scheduled; queued ones are sent
+    /// with the new parameters. Random sequences continue unless the seed changes.
     pub fn set(&mut self, now: Nanos, params: Params) {
         self.advance(now);
         if params.seed == self.params.seed {
@@ -263,14 +262,14 @@ impl<F: Frame> Direction<F> {
             self.slot = Random::new(seed, 5);
         }
         self.params = params;
-        // A front packet that the old rate would have kept for minutes is sent at the new one.
+        // Otherwise the old rate might keep the front packet for minutes.
         if let Some((arrived, frame)) = self.queue.front() {
             let anew = self.free_at.max(*arrived).max(now) + self.serialisation(frame);
             self.front_done = self.front_done.min(anew);
         }
     }
 
-    /// A packet reached the link at `now`.
+    /// Accepts a packet that reaches the link at `now`.
     pub fn push(&mut self, now: Nanos, frame: F) {
         self.advance(now);
         self.stats.rx_packets += 1;
@@ -289,11 +288,11 @@ impl<F: Frame> Direction<F> {
         self.queue.push_back((now, frame));
         let waiting = self.queue.len() as u64 - 1;
         self.stats.max_queue_packets = self.stats.max_queue_packets.max(waiting);
-        // Without a rate the packet is gone at once and does not count as waiting.
+        // Without a rate the packet leaves at once, and does not count as queued.
         self.advance(now);
     }
 
-    /// The next packet that has arrived by `now`, if any.
+    /// Takes the next packet that has arrived by `now`, if any.
     pub fn pop(&mut self, now: Nanos) -> Option<F> {
         self.advance(now);
         if self.flying.peek()?.0.at > now {
@@ -306,7 +305,8 @@ impl<F: Frame> Direction<F> {
         Some(flying.frame)
     }
 
-    /// When to call [`pop`](Self::pop) again. It may be earlier than the next arrival, never later.
+    /// Time of the next call of [`pop`](Self::pop): not later than the next arrival, but possibly
+    /// earlier.
     pub fn next_event(&self) -> Option<Nanos> {
         let leaving = (!self.queue.is_empty()).then(|| self.front_done + self.params.delay);
         let arriving = self.flying.peek().map(|f| f.0.at);
@@ -316,7 +316,7 @@ impl<F: Frame> Direction<F> {
         }
     }
 
-    /// Counters since the start, and gauges at this moment.
+    /// Counters since the start, and present gauges.
     pub fn stats(&self) -> DirectionStats {
         DirectionStats {
             queue_packets: self.queue.len().saturating_sub(1) as u64,
@@ -331,7 +331,7 @@ impl<F: Frame> Direction<F> {
         (frame.link_bytes() as f64 * self.params.ns_per_byte).round() as Nanos
     }
 
-    /// Lets every packet leave that has been serialised by `now`.
+    /// Sends on all packets serialised by `now`.
     fn advance(&mut self, now: Nanos) {
         while !self.queue.is_empty() && self.front_done <= now {
             let Some((arrived, mut frame)) = self.queue.pop_front() else {
@@ -385,13 +385,13 @@ impl<F: Frame> Direction<F> {
         self.order += 1;
     }
 
-    /// When the first slot opens at or after `time`.
+    /// Time of the first slot at or after `time`.
     fn slot_after(&mut self, time: Nanos) -> Nanos {
         let Some(slots) = self.params.slots else {
             return time;
         };
         let (min, max) = (nanos(slots.min_ms).max(1), nanos(slots.max_ms).max(1));
-        // After a long silence there is no need to draw every slot that nobody used.
+        // After a long idle time, skip unused slots instead of drawing each.
         if time > self.next_slot + 1000 * max {
             self.next_slot = time - 10 * max;
         }

@@ -1,4 +1,4 @@
-//! The named links that plans, tests and reports share.
+//! The named links of plans, tests and reports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,7 +49,7 @@ impl Profile {
         }
     }
 
-    /// The link this profile stands for.
+    /// The profile's link.
     pub fn link(self) -> Link {
         match self {
             Profile::Satellite => Link::new(600.0, 4.0),
@@ -65,8 +65,9 @@ impl Profile {
     }
 }
 
-/// A packet waits for the next slot 2.8 ms on average in each direction (half of the mean square of the gap
-/// over its mean), which is taken off the propagation delay: the mean RTT of a lightly loaded link is 40 ms.
+/// The mean wait for a slot is 2.8 ms per direction (half of the mean square of the interval over
+/// its mean). It is subtracted from the propagation delay, so that the mean RTT of a lightly loaded
+/// link is 40 ms.
 fn lte() -> Link {
     const RTT_MS: f64 = 40.0;
     let slots = Slots {

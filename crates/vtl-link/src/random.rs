@@ -1,13 +1,14 @@
-//! Random numbers whose sequence depends on the seed alone, on every platform and in every release.
+//! Random numbers: sequences that depend on the seed only, on every platform and in every release.
 
-/// SplitMix64 (Steele, Lea and Flood, 2014) from this state: one 64-bit word, equidistributed, ample for
-/// choosing which packets to lose. Committed tables and regression seeds depend on its sequence.
+/// SplitMix64 (Steele, Lea and Flood, 2014) with this state: one 64-bit word, equidistributed,
+/// sufficient for choosing lost packets. Committed tables and regression seeds depend on its
+/// sequence.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// A generator for one purpose. Two purposes with one seed get unrelated sequences, so that switching
-    /// duplication on does not change which packets are lost.
+    /// A generator for one purpose. Purposes have independent sequences under the same seed:
+    /// enabling duplication does not change the lost packets.
     pub fn new(seed: u64, purpose: u64) -> Self {
         let mut mixer = Self(seed ^ purpose.wrapping_mul(0xd1b5_4a32_d192_ed03));
         Self(mixer.bits())
@@ -22,22 +23,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform below `n`, which is not 0. The bias is below `n` / 2^64.
+    /// Uniform below `n`, which must not be 0. The bias is below `n` / 2^64.
     pub fn below(&mut self, n: u64) -> u64 {
         self.bits() % n
     }
 
-    /// True once in `n` times; `n` is not 0.
+    /// True with probability 1 / `n`; `n` must not be 0.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// True in `p` of a hundred cases.
+    /// True with a probability of `p` per cent.
     pub fn percent(&mut self, p: u64) -> bool {
         self.below(100) < p
     }
 
-    /// One of the values, of which there is at least one.
+    /// One of the values; there must be one.
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         values[self.below(values.len() as u64) as usize]
     }

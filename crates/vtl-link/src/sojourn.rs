@@ -1,8 +1,8 @@
-//! How long packets spend at the bottleneck.
+//! Sojourn times of packets at the bottleneck.
 
 use crate::model::Nanos;
 
-/// Steps of an octave: figures are exact to one part in 16.
+/// Bins per octave: relative precision of 1/16.
 const STEPS: u32 = 16;
 /// Octaves of a 64-bit number.
 const OCTAVES: u32 = 64;
@@ -30,7 +30,8 @@ impl Sojourn {
         self.count += 1;
     }
 
-    /// The time that this share of the packets (0 to 1) did not exceed, to within a bin; 0 without packets.
+    /// Quantile of the times, for a share from 0 to 1, to the precision of a bin; 0 without
+    /// packets.
     pub(crate) fn quantile(&self, share: f64) -> Nanos {
         let rank = (self.count as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;
