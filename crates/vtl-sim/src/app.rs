@@ -1,4 +1,4 @@
-//! The applications at both ends of a session. They use the rings as the client library does.
+//! Applications at both ends of a session. They use the rings as the client library does.
 
 use vtl_proto::intf;
 
@@ -6,35 +6,35 @@ use vtl_link::Random;
 
 use crate::host::Host;
 
-/// How long packets are.
+/// Length of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
     /// All of `max_payload`.
     Full,
-    /// Anything from 1 byte, drawn from the packet's number.
+    /// From 1 byte up, drawn by the packet's number.
     Random,
 }
 
-/// When the receiving application reads.
+/// Pace of the receiving application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// As soon as it is woken.
+    /// Reads on every wake-up.
     AtOnce,
-    /// `packets` every `every_ns`.
+    /// Reads `packets` every `every_ns`.
     Steady {
-        /// Packets at a time.
+        /// Packets per read.
         packets: u64,
         /// Time between reads.
         every_ns: u64,
     },
-    /// Everything there is, after pauses that are uniform below `pause_ns`.
+    /// Reads everything, with pauses uniform below `pause_ns`.
     Pausing {
-        /// The longest pause.
+        /// Upper bound of pauses.
         pause_ns: u64,
     },
 }
 
-/// What packet `seq` of a stream contains.
+/// Reproducible content of a stream's packets.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     seed: u64,
@@ -56,7 +56,7 @@ impl Pattern {
         Random::new(self.seed, seq)
     }
 
-    /// How many packets back the one before it in its lane is; 0: there is none.
+    /// Distance back to the previous packet in its lane; 0: there is none.
     pub fn after(seq: u64) -> u64 {
         let lane = |seq: u64| seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61;
         let back = |back: &u64| *back <= seq && lane(seq - back) == lane(seq);
@@ -93,7 +93,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// An application that sends `packets` packets as fast as its ring takes them.
+    /// An application that sends `packets` packets as fast as the ring permits.
     pub fn new(pattern: Pattern, packets: u64) -> Self {
         Self {
             pattern,
@@ -102,17 +102,17 @@ impl Writer {
         }
     }
 
-    /// That there is as much, and no more.
+    /// Sets the total number of packets.
     pub fn set_end(&mut self, packets: u64) {
         self.end = packets;
     }
 
-    /// Everything is in the ring, or was.
+    /// Whether all packets have been written.
     pub fn is_done(&self) -> bool {
         self.next == self.end
     }
 
-    /// Writes as much as there is room for. Returns true if vtld must be kicked.
+    /// Writes as much as there is room for. Returns true if vtld must be woken.
     pub fn run(&mut self, host: &mut Host, sid: u32) -> bool {
         let slots = u64::from(host.session(sid).slots);
         let upto = self.end.min(host.tx_ctl(sid).consumer + slots);
@@ -122,7 +122,7 @@ impl Writer {
         while self.next < upto {
             let slot = host.tx_slot(sid, self.next);
             slot.len = self.pattern.write(self.next, &mut slot.data) as u32;
-            // Of a meaning to grafts with partial order only.
+            // Meaningful only to grafts with partial order.
             slot.more = (Pattern::after(self.next) as u32) << intf::VTL_LANE_SHIFT;
             self.next += 1;
         }
@@ -132,14 +132,14 @@ impl Writer {
     }
 }
 
-/// What the graft promises to the reader.
+/// Delivery guarantee of the graft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Every packet once, in order.
     Everything,
-    /// Every packet once, each behind the one before it in its lane.
+    /// Every packet once, in order within its lane.
     Lanes,
-    /// In order, and where one was given up, its empty slot.
+    /// In order; a given-up packet leaves an empty slot.
     Gaps,
     /// Some packets, once each, in any order, with their numbers.
     Datagrams,
@@ -147,14 +147,14 @@ pub enum Promise {
     Nothing,
 }
 
-/// What was missing or came twice; see [`Promise`].
+/// Missing and duplicate packets; see [`Promise`].
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
-    /// Numbers of packets that were given up, in order.
+    /// Numbers of given-up packets, in order.
     pub gaps: Vec<u64>,
-    /// Whether each packet has come, by number.
+    /// Whether each packet has arrived, by number.
     pub seen: Vec<bool>,
-    /// Packets that came twice.
+    /// Packets that arrived twice.
     pub repeated: u64,
 }
 
@@ -169,12 +169,12 @@ pub struct Reader {
     next: u64,
     told: u64,
     bytes: u64,
-    /// When it reads next; `u64::MAX` when it waits to be woken.
+    /// Time of the next read; `u64::MAX`: sleeps until a wake-up.
     pub due: u64,
 }
 
 impl Losses {
-    /// A packet has come. False if it must not have.
+    /// Records a packet. False if it violates the guarantee.
     fn note(&mut self, promise: Promise, number: u64) -> bool {
         if matches!(promise, Promise::Everything | Promise::Gaps) {
             return true;
@@ -197,7 +197,7 @@ impl Losses {
 }
 
 impl Reader {
-    /// An application that expects this stream.
+    /// An application that expects this stream, under this guarantee.
     pub fn new(pattern: Pattern, pace: Pace, promise: Promise, seed: u64) -> Self {
         Self {
             pattern,
@@ -212,12 +212,12 @@ impl Reader {
         }
     }
 
-    /// What was missing, or came twice.
+    /// Missing and duplicate packets.
     pub fn losses(&self) -> &Losses {
         &self.losses
     }
 
-    /// Slots read so far, all of them right.
+    /// Slots read so far, with verified content.
     pub fn packets(&self) -> u64 {
         self.next
     }
@@ -227,7 +227,7 @@ impl Reader {
         self.bytes
     }
 
-    /// vtld says that there is something to read.
+    /// Wakes the reader: there is data.
     pub fn wake(&mut self, now: u64) {
         if self.due == u64::MAX {
             self.due = match self.pace {
@@ -238,11 +238,10 @@ impl Reader {
         }
     }
 
-    /// Reads. `Ok(true)`: vtld must tell the peer about the room made, by the client library's
-    /// rule.
+    /// Reads. `Ok(true)`: vtld must send a window update, by the client library's rule.
     ///
     /// # Errors
-    /// The number of a packet that is not what was sent.
+    /// The number of a packet with wrong content.
     pub fn run(&mut self, host: &mut Host, sid: u32, now: u64) -> Result<bool, u64> {
         let slots = u64::from(host.session(sid).slots);
         let backlog = host.rx_ctl(sid).producer - self.next;

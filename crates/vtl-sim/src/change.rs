@@ -10,48 +10,48 @@ use crate::{
     sim::MS,
 };
 
-/// How long is looked at what becomes of a transfer.
+/// Duration of a measurement after the change.
 const AFTERMATH: Nanos = 30_000 * MS;
 
-/// A path that becomes another one.
+/// A path, and its change.
 #[derive(Clone, Debug)]
 pub struct Change {
     /// The link before.
     pub before: Link,
-    /// And after.
+    /// The link after.
     pub after: Link,
-    /// When it changes.
+    /// Time of the change.
     pub at: Nanos,
 }
 
-/// What becomes of a transfer in the 30 s after a change.
+/// Performance of a transfer in the 30 s after a change.
 #[derive(Clone, Copy, Debug)]
 pub struct Fate {
-    /// Bits on the link per second, without retransmissions.
+    /// Rate on the link, bit/s, without retransmissions.
     pub rate: f64,
-    /// The longest time that a queue stood, as [`Shares::standing`] says it, seconds.
+    /// Longest standing queue, as in [`Shares::standing`], seconds.
     pub standing: f64,
 }
 
-/// The same of three transfers.
+/// Performance of three transfers after a change.
 #[derive(Clone, Copy, Debug)]
 pub struct Aftermath {
     /// Of `stream`.
     pub stream: Fate,
-    /// Of `stream` that begins only then.
+    /// Of `stream` started after the change.
     pub fresh: Fate,
     /// Of a model of TCP under BBR, version 1.
     pub bbr: Fate,
 }
 
 impl Aftermath {
-    /// The rate of `stream`, as a share of that of one that begins only then.
+    /// Rate of `stream`, as a share of the one started after the change.
     pub fn share(&self) -> f64 {
         self.stream.rate / self.fresh.rate
     }
 }
 
-/// A link whose data are lost in such a share.
+/// A link with this loss in the direction of the data only.
 pub fn link(rtt_ms: f64, rate_mbit: f64, loss_pct: f64, queue_packets: u32) -> Link {
     let mut link = Link::new(rtt_ms, rate_mbit);
     link.loss_down_pct = Some(loss_pct);
@@ -60,15 +60,15 @@ pub fn link(rtt_ms: f64, rate_mbit: f64, loss_pct: f64, queue_packets: u32) -> L
     link
 }
 
-/// A number between two, on a scale of logarithms.
+/// Log-uniform random number between two bounds.
 fn between(dice: &mut Random, least: f64, most: f64) -> f64 {
     let part = dice.below(1 << 20) as f64 / f64::from(1 << 20);
     least * (most / least).powf(part)
 }
 
 impl Change {
-    /// Any change of round trip, rate, loss, or round trip and rate, by up to a factor of twenty, at any time in the
-    /// first nine seconds.
+    /// A random change of round trip, rate, loss, or round trip and rate, by up to a factor of
+    /// twenty, in the first nine seconds.
     pub fn random(seed: u64) -> Self {
         let dice = &mut Random::new(seed, 7);
         let (rtt, rate) = (between(dice, 5.0, 400.0), between(dice, 2.0, 200.0));
@@ -118,7 +118,7 @@ impl Change {
         }
     }
 
-    /// What becomes of transfers.
+    /// Measures the three transfers.
     pub fn measure(&self) -> Aftermath {
         Aftermath {
             stream: self.run(Kind::Vtl, false),

@@ -1,5 +1,5 @@
-//! Flows that share one bottleneck: sessions of the graft among themselves, and against models of
-//! TCP, on a link that may change on the way.
+//! Flows that share one bottleneck: sessions of the graft with each other, and with models of TCP,
+//! on a link that may change.
 
 use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
 use vtl_proto::intf;
@@ -12,7 +12,7 @@ use crate::{
     sim::{HONEST, MS},
 };
 
-/// Who sends.
+/// Sender of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A session of the graft.
@@ -24,45 +24,45 @@ pub enum Kind {
 /// One flow, from host 0 to host 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
-    /// Who sends.
+    /// Its sender.
     pub kind: Kind,
-    /// When it starts.
+    /// Start time.
     pub start: Nanos,
-    /// Packets of 1,440 bytes of payload that it has to send.
+    /// Packets to send, of 1,440 bytes of payload.
     pub packets: u64,
-    /// What is there of them at once, and in small answers. TCP's models have all at once.
+    /// Traffic before the bulk. Models of TCP have the bulk at once.
     pub before: Before,
 }
 
-/// What a flow carries before its bulk: some packets at once, then answers of a few packets, one at a time.
+/// Traffic of a flow before its bulk: some packets at once, then small answers, one at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Before {
-    /// Packets that are there at once.
+    /// Packets available at the start.
     pub packets: u64,
-    /// How long after the flow's start the first answer is.
+    /// Delay of the first answer from the flow's start.
     pub pause: Nanos,
-    /// How many answers there are.
+    /// Number of answers.
     pub answers: u64,
-    /// Packets of each.
+    /// Packets per answer.
     pub each: u64,
-    /// From one to the next.
+    /// Interval between answers.
     pub every: Nanos,
 }
 
 impl Before {
-    /// How long after the flow's start its bulk begins.
+    /// Delay of the bulk from the flow's start.
     pub fn takes(&self) -> Nanos {
         self.pause + self.answers * self.every
     }
 
-    /// Packets before the bulk.
+    /// Total packets before the bulk.
     pub fn all(&self) -> u64 {
         self.packets + self.answers * self.each
     }
 }
 
 impl Flow {
-    /// A flow without end from the beginning.
+    /// An endless flow that starts at once.
     pub fn endless(kind: Kind) -> Self {
         Self {
             kind,
@@ -72,7 +72,7 @@ impl Flow {
         }
     }
 
-    /// Packets that the application has written by then, and when it writes more.
+    /// Packets that the application has written by `now`, and the time of its next write.
     fn written(&self, now: Nanos) -> (u64, Nanos) {
         let before = &self.before;
         let spent = now - self.start;
@@ -85,36 +85,37 @@ impl Flow {
     }
 }
 
-/// What to simulate.
+/// Parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Contest {
-    /// The link at first.
+    /// The initial link.
     pub link: Link,
-    /// What becomes of it, and when.
+    /// Changes of the link, with their times.
     pub changes: Vec<(Nanos, Link)>,
-    /// Who shares it.
+    /// The competing flows.
     pub flows: Vec<Flow>,
-    /// Measurements begin then.
+    /// Begin of measurements.
     pub measure_from: Nanos,
-    /// When to stop, unless all flows have ended before.
+    /// Time limit, unless all flows end earlier.
     pub until: Nanos,
-    /// Slots of each session's rings.
+    /// Capacity of each session's rings, packets.
     pub slots: u32,
 }
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug, Default)]
 pub struct Shares {
-    /// Each flow's bits on the link per second of the measurement, headers included, without
+    /// Rate of each flow on the link during the measurement, bit/s, with headers, without
     /// retransmissions.
     pub rates: Vec<f64>,
-    /// When each flow had arrived completely, 0 if it has not.
+    /// Time when each flow had arrived completely, 0 if it has not.
     pub ends: Vec<Nanos>,
-    /// Half of the packets waited no longer than that in the bottleneck, ns.
+    /// Queueing time at the bottleneck, median, ns.
     pub queue_p50: f64,
-    /// The longest time in which all packets waited there for more than a quarter of a round trip and four packets.
+    /// Longest time during which every packet queued for more than a quarter of a round trip and
+    /// four packets.
     pub standing: Nanos,
-    /// Packets lost by a full queue, as a share of those sent.
+    /// Packets dropped by a full queue, as a share of those sent.
     pub overflow: f64,
 }
 
@@ -211,7 +212,8 @@ struct Run<'a> {
     params: [Params; 2],
     parties: Vec<Party>,
     queueing: Vec<u32>,
-    /// When a packet last waited for a short time, and the longest time between two such packets.
+    /// Time of the latest packet with a short queueing time, and the longest interval between two
+    /// such packets.
     emptied: Nanos,
     standing: Nanos,
     buffer: FrameBuffer,
@@ -220,7 +222,7 @@ struct Run<'a> {
 }
 
 impl Contest {
-    /// These flows on a link, measured in the last three quarters of the time.
+    /// Flows on a link, measured in the last three quarters of the time.
     pub fn new(link: Link, flows: Vec<Flow>, until: Nanos) -> Self {
         Self {
             link,
@@ -232,15 +234,15 @@ impl Contest {
         }
     }
 
-    /// Runs it.
+    /// Runs the simulation.
     ///
     /// # Panics
-    /// If a session delivers something else than was sent, or its pump spins.
+    /// If a session delivers wrong data, or its egress spins.
     pub fn run(&self) -> Shares {
         self.run_watched(&mut |_, _, _| ())
     }
 
-    /// Runs it, and shows each session's sending half after each acknowledgement.
+    /// Runs the simulation; calls `watch` with a session's sender state after each acknowledgement.
     ///
     /// # Panics
     /// As [`Contest::run`].
@@ -366,7 +368,7 @@ impl Run<'_> {
         }
     }
 
-    /// Lets a flow do what it can; returns when it wants to be called again.
+    /// Runs a flow; returns the time of its next call.
     fn party(&mut self, i: usize) -> Nanos {
         if self.now < self.contest.flows[i].start {
             return self.contest.flows[i].start;

@@ -1,4 +1,4 @@
-//! One host's data plane: a safe face on `native/native.c`.
+//! One host's data plane: a safe interface to `native/native.c`.
 
 use std::{net::IpAddr, ptr::NonNull};
 
@@ -9,29 +9,29 @@ use vtl_proto::{
 
 use crate::ffi;
 
-/// Room for any frame.
+/// Buffer for any frame.
 pub type FrameBuffer = [u8; ffi::VTL_NATIVE_FRAME as usize];
 
-/// What a host's clock shows when a simulation begins: a kernel has run for a while, so that no time
-/// stamp of the programs that was never set can pass for a recent one. Nanoseconds.
+/// Time on a host's clock when a simulation begins, nanoseconds. Like a kernel that has run for a
+/// while, so that no unset time stamp of the programs looks recent.
 pub const UPTIME: u64 = 3_600_000_000_000;
 
-/// What a new session is like.
+/// Parameters of a new session.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionConfig {
     /// The graft's name.
     pub graft: &'static str,
-    /// Its parameters, by their place; `None`: the default.
+    /// The graft's parameters, by position; `None`: the default.
     pub params: [Option<u32>; intf::VTL_PARAMS as usize],
-    /// Packets that each ring holds, a power of two.
+    /// Capacity of each ring, packets: a power of two.
     pub slots: u32,
-    /// Bytes of payload per packet.
+    /// Maximum payload of a packet, bytes.
     pub max_payload: u16,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
-    /// Number of the first transmission. vtld takes 1; others show what happens when it wraps.
+    /// Number of the first transmission: 1 in vtld; other values test the wrap-around.
     pub first_xid: u32,
-    /// What negotiation measured, microseconds; 0 if it did not.
+    /// Round trip of the handshake, microseconds; 0 if unknown.
     pub rtt_us: u32,
 }
 
@@ -58,10 +58,10 @@ impl SessionConfig {
         }
     }
 
-    /// The same with a parameter of the graft set.
+    /// Sets a parameter of the graft.
     ///
     /// # Panics
-    /// If the graft has no such parameter, or not with that value.
+    /// If the graft has no such parameter, or the value is out of range.
     #[must_use]
     pub fn with(mut self, name: &str, value: u32) -> Self {
         let graft = graft(self.graft);
@@ -75,22 +75,22 @@ impl SessionConfig {
     }
 }
 
-/// What the grafts say about themselves.
+/// Descriptions of all grafts.
 pub fn grafts() -> impl Iterator<Item = &'static vtl_graft_info> {
     // SAFETY: takes any index; what it returns are constants.
     (0..).map_while(|i| unsafe { ffi::vtl_native_graft(i).as_ref() })
 }
 
-/// What one of them says.
+/// Description of a graft.
 ///
 /// # Panics
-/// If there is none of that name.
+/// If there is no such graft.
 pub fn graft(name: &str) -> &'static vtl_graft_info {
     let found = grafts().find(|g| text(&g.name) == name);
     found.unwrap_or_else(|| panic!("there is no graft {name}"))
 }
 
-/// Text that ends with a zero byte.
+/// Zero-terminated text.
 pub fn text(bytes: &[core::ffi::c_char]) -> String {
     let text = bytes.iter().map(|c| *c as u8 as char);
     text.take_while(|c| *c != '\0').collect()
@@ -119,7 +119,7 @@ impl Host {
     /// A host without sessions.
     ///
     /// # Panics
-    /// When there is no memory.
+    /// If memory runs out.
     pub fn new() -> Self {
         // SAFETY: takes nothing.
         let at = NonNull::new(unsafe { ffi::vtl_native_new() }).expect("memory");
@@ -130,10 +130,10 @@ impl Host {
     }
 
     /// Opens session `sid` with the peer's session of the same number, as vtld does (`entry` and
-    /// `fill` in its broker). `side` is 0 at one host and 1 at the other.
+    /// `fill` in its broker). `side`: 0 at one host, 1 at the other.
     ///
     /// # Panics
-    /// If the session exists, or the numbers are impossible.
+    /// If the session exists, or the parameters are invalid.
     pub fn open(&mut self, sid: u32, side: u8, config: &SessionConfig) {
         assert!(config.slots.is_power_of_two() && config.slots <= intf::VTL_MAX_WINDOW);
         // SAFETY: the host is alive; the call checks `sid`.
@@ -187,15 +187,15 @@ impl Host {
         unsafe { &*ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
-    /// A session's state, to be changed.
+    /// A session's state, mutable.
     pub fn session_mut(&mut self, sid: u32) -> &mut vtl_session {
         self.slots(sid);
         // SAFETY: as in `session`, and the borrow is exclusive.
         unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
-    /// State of transport functions: `vtl_cc`, `vtl_tfrc` or `vtl_reverse` at the beginning of what the
-    /// graft keeps.
+    /// State of transport functions: `vtl_cc`, `vtl_tfrc` or `vtl_reverse` at the start of the
+    /// graft's own state.
     pub fn control<T: Control>(&mut self, sid: u32) -> &mut T {
         let own = &mut self.session_mut(sid).tx.own;
         assert!(size_of::<T>() <= size_of_val(own));
@@ -203,14 +203,14 @@ impl Host {
         unsafe { &mut *own.as_mut_ptr().cast() }
     }
 
-    /// Control words of the transmit ring.
+    /// Control block of the transmit ring.
     pub fn tx_ctl(&mut self, sid: u32) -> &mut vtl_ring_ctl {
         self.slots(sid);
         // SAFETY: slot 0 of the ring, which is larger and aligned to 8 bytes; exclusive borrow.
         unsafe { &mut *ffi::vtl_native_tx_ring(self.at.as_ptr(), sid).cast() }
     }
 
-    /// Control words of the receive ring.
+    /// Control block of the receive ring.
     pub fn rx_ctl(&mut self, sid: u32) -> &mut vtl_ring_ctl {
         self.slots(sid);
         // SAFETY: as in `tx_ctl`.
@@ -224,7 +224,7 @@ impl Host {
         unsafe { &mut *ffi::vtl_native_tx_ring(self.at.as_ptr(), sid).add(index) }
     }
 
-    /// When the pump is to ask the session again, in the simulation's time; see [`UPTIME`].
+    /// Time of the session's next egress call, on the simulation's clock; see [`UPTIME`].
     pub fn wake(&self, sid: u32) -> u64 {
         self.session(sid).tx.wake_ns.saturating_sub(UPTIME)
     }
@@ -250,15 +250,15 @@ impl Host {
         unsafe { *ffi::vtl_native_stats(self.at.as_ptr()).add(stat as usize) }
     }
 
-    /// What the programs told vtld about a session since the last call: bits of `VTL_EV_*`.
+    /// Events of a session for vtld since the last call: bits of `VTL_EV_*`.
     pub fn events(&mut self, sid: u32) -> u32 {
         self.slots(sid);
         // SAFETY: the session exists.
         unsafe { ffi::vtl_native_events(self.at.as_ptr(), sid) }
     }
 
-    /// The pump asks for one packet. Returns the frame's length, or nothing: then the session's
-    /// `wake_ns` says when to ask again.
+    /// Runs egress for one packet. Returns the frame's length; `None`: the time of the next call is
+    /// in the session's `wake_ns`.
     pub fn egress(&mut self, sid: u32, now: u64, frame: &mut FrameBuffer) -> Option<usize> {
         self.slots(sid);
         // SAFETY: the buffer is as long as the header says that any frame needs.
@@ -266,7 +266,7 @@ impl Host {
         (n != 0).then_some(n as usize)
     }
 
-    /// A frame arrives. Returns the answer's length, if there is one.
+    /// Passes a frame to ingress. Returns the length of the answer, if there is one.
     pub fn ingress(&mut self, now: u64, frame: &[u8], answer: &mut FrameBuffer) -> Option<usize> {
         // SAFETY: the lengths are those of the slices.
         let n = unsafe {
@@ -282,8 +282,8 @@ impl Host {
         (n != 0).then_some(n as usize)
     }
 
-    /// Calls a transport function of egress. The closure fills in the context, whose session and
-    /// time are set already; what the function left there is returned with its verdict.
+    /// Calls a transport function of egress. `fill` completes the context, in which session and
+    /// time are set; returns the verdict and the resulting context.
     pub fn out(
         &mut self,
         function: OutFunction,
@@ -300,8 +300,7 @@ impl Host {
         (verdict, o)
     }
 
-    /// Calls a transport function of ingress for the packet with this header; see
-    /// [`Host::out`].
+    /// Calls a transport function of ingress for the packet with this header; see [`Host::out`].
     pub fn input(
         &mut self,
         function: InFunction,
@@ -321,7 +320,7 @@ impl Host {
     /// Calls a transport function of the listener for an acknowledgement; see [`Host::out`].
     ///
     /// # Panics
-    /// If the bitmap is longer than one can be.
+    /// If the bitmap is too long.
     pub fn ackd(
         &mut self,
         function: AckFunction,
@@ -344,8 +343,8 @@ impl Host {
         (verdict, a)
     }
 
-    /// Builds an acknowledgement with up to `words` words of bitmap. Returns how many a complete
-    /// one has.
+    /// Builds an acknowledgement with up to `words` words of bitmap. Returns the length of the
+    /// complete bitmap, words.
     pub fn build_ack(
         &mut self,
         sid: u32,
@@ -383,7 +382,7 @@ impl Host {
     }
 }
 
-/// State that a graft's transport functions lay out: plain numbers.
+/// State of a graft's transport functions: plain integers.
 pub trait Control {}
 impl Control for ffi::vtl_cc {}
 impl Control for ffi::vtl_tfrc {}
@@ -399,12 +398,12 @@ pub type InFunction =
 pub type AckFunction =
     unsafe extern "C" fn(*mut ffi::vtl_native_host, *mut ffi::vtl_ackd) -> ffi::vtl_verdict;
 
-/// The guard of session `sid` at one of the two hosts.
+/// The token of session `sid` at one of the two hosts.
 pub fn token(sid: u32, side: u8) -> u64 {
     0x0123_4567_89ab_cdef ^ u64::from(sid) << 32 ^ u64::from(side)
 }
 
-/// Packets in flight as the sender counts them (`vtl_in_flight`), without its floor of 0.
+/// Packets in flight by the sender's count (`vtl_in_flight`), without the lower bound of 0.
 pub fn in_flight(s: &vtl_session) -> i64 {
     s.tx.sent as i64 - (s.tx.delivered + s.tx.lost_total + s.tx.abandoned) as i64
 }

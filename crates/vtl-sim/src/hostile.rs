@@ -1,19 +1,19 @@
-//! What nobody should do: garbled frames, applications that write nonsense into their rings, and
-//! peers that send it.
+//! Misbehaviour: garbled frames, applications that write nonsense into their rings, and peers that
+//! send it.
 
 use vtl_link::Random;
 use vtl_proto::{intf, wire};
 
 use crate::host::{FrameBuffer, Host};
 
-/// Bytes in front of the VTL header, or the frame's length if it is shorter.
+/// Offset of the VTL header, or the frame's length if that is shorter.
 pub fn offset(frame: &[u8]) -> usize {
     let v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
     (if v6 { 54 } else { 34 }).min(frame.len())
 }
 
-/// Damages a frame in one of several ways. None of them is one that a sum of 32-bit words cannot
-/// see (words exchanged, two opposite flips of one bit): PROTOCOL.md promises no more.
+/// Damages a frame in one of several ways, all of which a sum of 32-bit words detects; swapped
+/// words and opposite flips of the same bit are excluded, as PROTOCOL.md promises no more.
 pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
     let length = frame.len() as u64;
     match rng.below(6) {
@@ -21,7 +21,7 @@ pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
         1 => {
             let more = 1 + rng.below(64) as usize;
             frame.resize_with((frame.len() + more).min(1900), || 0xa5);
-            // Longer than its headers say: that alone is harmless padding.
+            // Longer than the headers tell: harmless padding on its own.
             let at = rng.below(length) as usize;
             frame[at] ^= 1 << rng.below(8);
         }
@@ -31,7 +31,7 @@ pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
             }
         }
         3 => {
-            // The headers stay, what follows is noise.
+            // Headers intact, noise after them.
             let from = offset(frame) + 24;
             for byte in frame.iter_mut().skip(from) {
                 *byte = rng.bits() as u8;
@@ -53,7 +53,7 @@ pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
     }
 }
 
-/// Writes the checksum that belongs to a frame's VTL packet.
+/// Recomputes the checksum of a frame's VTL packet.
 pub fn seal(frame: &mut [u8]) {
     let from = offset(frame);
     let at = from + std::mem::offset_of!(intf::vtl_hdr, csum);
@@ -63,10 +63,10 @@ pub fn seal(frame: &mut [u8]) {
     }
 }
 
-/// An application, and a peer, that break the rules.
+/// A misbehaving application, and a misbehaving peer.
 pub struct Hostile {
     rng: Random,
-    /// When it strikes again.
+    /// Time of the next attack.
     pub due: u64,
 }
 
@@ -115,8 +115,8 @@ impl Hostile {
         }
     }
 
-    /// A packet for session `sid` of this host that only its peer could send: token and checksum
-    /// are right, everything else is chosen to hurt.
+    /// Makes a packet for session `sid` of this host as only its peer could: with valid token and
+    /// checksum, all other fields malicious.
     pub fn forge(&mut self, host: &Host, token: u64, frame: &mut FrameBuffer) -> Option<usize> {
         const SID: u32 = crate::sim::HOSTILE;
         let s = host.session(SID);
@@ -162,7 +162,7 @@ impl Hostile {
             }),
         };
         let length = packet.emit(&mut frame[from..]).ok()?;
-        // As the peer would address it.
+        // Addressed as by the peer.
         frame[..from].copy_from_slice(&s.headers[..from]);
         if from == 34 {
             frame.copy_within(30..34, 26);

@@ -4,8 +4,8 @@
 //!
 //! - [`host`]: one host's data plane, packets in and out;
 //! - [`sim`]: two hosts on the link model of `vtl-link`, in virtual time;
-//! - [`contest`]: flows that share a bottleneck, among them [`models`] of TCP;
-//! - [`hostile`]: what breaks the rules;
+//! - [`contest`]: flows that share a bottleneck, with [`models`] of TCP;
+//! - [`hostile`]: misbehaving applications and peers;
 //! - [`report`]: the table of results;
 //! - [`app`]: the applications at both ends;
 //! - [`ffi`]: the C interface, generated.

@@ -1,19 +1,19 @@
-//! Packet-level models of TCP senders, to compete with: what matters to a shared queue, and no
-//! more. Every transmission is acknowledged on its own, without delay, so loss detection and
-//! recovery are those of an ideal SACK: a transmission overtaken by three is lost, and the next
-//! packet sent repeats it.
+//! Packet-level models of competing TCP senders, limited to their effect on a shared queue. Every
+//! transmission is acknowledged individually, without delay, so loss detection and recovery are
+//! those of an ideal SACK: a transmission overtaken by three is lost, and the next packet sent
+//! retransmits it.
 
 use std::collections::VecDeque;
 
 use vtl_link::Nanos;
 
-/// Bytes on the link of a full segment.
+/// Length of a full segment on the link, bytes.
 pub const SEGMENT: u64 = 1500;
 /// The initial window, segments (RFC 6928).
 const INITIAL: f64 = 10.0;
 const SECOND: f64 = 1e9;
 
-/// A congestion control that is modelled.
+/// A modelled congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
     /// CUBIC (RFC 9438) as in Linux: HyStart's delay rule, no pacing.
@@ -32,7 +32,7 @@ struct Sent {
     limited: bool,
 }
 
-/// What an acknowledgement says to congestion control.
+/// Input of congestion control from an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     now: Nanos,
@@ -51,7 +51,7 @@ pub struct Sender {
     control: Control,
     out: VecDeque<Sent>,
     next: u64,
-    /// Transmissions that arrived.
+    /// Transmissions delivered.
     pub delivered: u64,
     delivered_at: Nanos,
     first: Nanos,
@@ -70,7 +70,7 @@ enum Control {
 }
 
 impl Sender {
-    /// A sender of `segments` segments. `seed` chooses BBR's first phase.
+    /// A sender of `segments` segments. `seed` selects BBR's initial phase.
     pub fn new(model: Model, segments: u64, seed: u64) -> Self {
         Self {
             control: match model {
@@ -98,7 +98,7 @@ impl Sender {
         }
     }
 
-    /// When to look for something to send, if no acknowledgement comes before.
+    /// Time of the next attempt to send, unless an acknowledgement comes first.
     pub fn due(&self) -> Nanos {
         let timeout = self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000;
         if self.left > 0 && (self.out.len() as f64) < self.cwnd() {
@@ -110,7 +110,7 @@ impl Sender {
         }
     }
 
-    /// The next transmission's number, if one may leave now.
+    /// The number of the next transmission, if one may be sent now.
     pub fn send(&mut self, now: Nanos) -> Option<u64> {
         if !self.out.is_empty() && now >= self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000 {
             self.left += self.out.len() as u64;
@@ -146,7 +146,7 @@ impl Sender {
         Some(id)
     }
 
-    /// Transmission `id` has arrived.
+    /// Processes the acknowledgement of transmission `id`.
     pub fn acknowledged(&mut self, now: Nanos, id: u64) {
         let Ok(place) = self.out.binary_search_by_key(&id, |s| s.id) else {
             return;
@@ -168,7 +168,7 @@ impl Sender {
         while let Some(front) = self.out.front().filter(|s| s.id + 3 <= id).copied() {
             self.out.pop_front();
             self.left += 1;
-            // One reaction per window.
+            // One reduction per window.
             if front.id >= self.recover {
                 self.recover = self.next;
                 lost = true;
@@ -249,7 +249,7 @@ impl Cubic {
             (self.threshold, self.epoch) = (self.cwnd, 0);
             return;
         }
-        // The window was not what held the sender back.
+        // Not window-limited: no growth.
         if s.in_flight + 3.0 < self.cwnd {
             return;
         }
@@ -288,7 +288,7 @@ enum Mode {
 struct Bbr {
     mode: Mode,
     cwnd: f64,
-    /// The best rate of each of ten rounds.
+    /// Maximum rate of each of ten rounds.
     rates: [f64; 10],
     slot: usize,
     min_rtt: f64,
@@ -398,7 +398,7 @@ impl Bbr {
         }
         let target = (2.0 * self.bdp()).max(4.0) + 3.0;
         if s.lost {
-            // Conserve packets for a round.
+            // Packet conservation for a round.
             self.recovery = true;
             self.cwnd = self.cwnd.min(s.in_flight + 1.0).max(4.0);
         }

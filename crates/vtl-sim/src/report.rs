@@ -1,4 +1,5 @@
-//! The tables of results: every link profile under every kind of loss, who shares a bottleneck, and paths that change.
+//! The tables of results: link profiles under kinds of loss, flows that share a bottleneck, and
+//! paths that change.
 
 use std::{fmt::Write, thread};
 
@@ -13,7 +14,7 @@ use crate::{
     sim::{Failure, MS, Outcome, Scenario, Sim},
 };
 
-/// Links by name, and how long a measurement on them takes, in seconds.
+/// Links: name, round trip in ms, rate in Mbit/s, and duration of a measurement in seconds.
 const LINKS: [(&str, f64, f64, u64); 10] = [
     ("campus", 10.0, 16.0, 12),
     ("lte", 40.0, 20.0, 12),
@@ -27,7 +28,7 @@ const LINKS: [(&str, f64, f64, u64); 10] = [
     ("", 600.0, 100.0, 40),
 ];
 
-/// What happens to the data; nothing happens to acknowledgements.
+/// Impairments of the data: name, loss in %, bursts, reordering in %; acknowledgements have none.
 const CONDITIONS: [(&str, f64, bool, f64); 8] = [
     ("loss 0 %", 0.0, false, 0.0),
     ("loss 1 %", 1.0, false, 0.0),
@@ -39,8 +40,8 @@ const CONDITIONS: [(&str, f64, bool, f64); 8] = [
     ("reordering 1 %", 0.0, false, 1.0),
 ];
 
-/// Rings that do not limit a path: its bandwidth-delay product four times over, for holes that take
-/// two or three round trips to fill.
+/// Ring size that does not limit a path: four bandwidth-delay products, for holes that take two or
+/// three round trips to fill.
 fn slots(rtt_ms: f64, rate_mbit: f64) -> u32 {
     let packets = rtt_ms * rate_mbit * 125.0 / 1500.0;
     ((4.0 * packets) as u32)
@@ -48,7 +49,7 @@ fn slots(rtt_ms: f64, rate_mbit: f64) -> u32 {
         .next_power_of_two()
 }
 
-/// A link of the table. That of `lte` is accessed in slots, as in the testbed.
+/// A link of the table; `lte` has slotted medium access, as in the testbed.
 fn link(name: &str, rtt_ms: f64, rate_mbit: f64) -> Link {
     match name {
         "lte" => Profile::Lte.link(),
@@ -56,7 +57,7 @@ fn link(name: &str, rtt_ms: f64, rate_mbit: f64) -> Link {
     }
 }
 
-/// One cell of the grid. `rtt_ms` is what negotiation has measured.
+/// Measures one cell of the grid. `rtt_ms`: the round trip of the handshake.
 ///
 /// # Errors
 /// A [`Failure`] of the transport functions.
@@ -85,10 +86,10 @@ pub fn measure(
     Sim::new(scenario).run()
 }
 
-/// The whole table. The same sources give the same text, to the byte.
+/// The whole table; byte-identical for the same sources.
 ///
 /// # Panics
-/// When a transport function fails, with the cell's name.
+/// If a transport function fails, with the cell's name.
 pub fn table() -> String {
     let out = String::from(
         "# stream, simulated: one bulk transfer of 1,440-byte packets, queue of one\n\
@@ -98,7 +99,7 @@ pub fn table() -> String {
          # waiting time in the bottleneck. `1 MB`: from the session's opening to the millionth byte.\n\
          # UPDATE_RESULTS=1 cargo test -p vtl-sim --test results   writes this file anew.\n",
     );
-    // Independent of each other: one thread each.
+    // Independent: one thread each.
     let parts: Vec<String> = thread::scope(|scope| {
         let all = LINKS.map(|link| scope.spawn(move || block(link)));
         all.into_iter()
@@ -113,14 +114,14 @@ pub fn table() -> String {
 pub struct BothWays {
     /// The link, the same in both directions.
     pub link: Link,
-    /// How much faster host 1's clock runs than host 0's, millionths.
+    /// Clock drift of host 1 against host 0, millionths.
     pub drift_ppm: i64,
-    /// The round trip, ms, that the link has from the moment on when measurements begin.
+    /// Round trip, ms, of the link from the beginning of the measurements on; `None`: unchanged.
     pub change: Option<f64>,
 }
 
 impl BothWays {
-    /// On such a link.
+    /// Transfers over such a link.
     pub fn new(rtt_ms: f64, rate_mbit: f64, loss_pct: f64) -> Self {
         Self {
             link: Link {
@@ -132,13 +133,13 @@ impl BothWays {
         }
     }
 
-    /// Goodput of each direction alone, and of both at once, bit/s: from host 0 first.
+    /// Goodput of each direction alone, and of both at once, bit/s; from host 0 first.
     ///
     /// # Errors
     /// A [`Failure`] of the transport functions.
     pub fn measure(&self) -> Result<([f64; 2], [f64; 2]), Failure> {
         let run = |packets| {
-            // As many round trips, at least, as a long path needs to be known.
+            // At least as many round trips as the estimates on a long path need.
             let longest = self.change.unwrap_or_default().max(self.link.rtt_ms);
             let seconds = (longest / 10.0).clamp(8.0, 60.0) as u64;
             let mut scenario = Scenario::bulk(self.link.clone(), seconds * 1000 * MS);
@@ -168,7 +169,7 @@ impl BothWays {
     }
 }
 
-/// The part about both directions at once.
+/// The section on both directions at once.
 fn both_ways() -> String {
     let mut out = String::from(
         "\n# Bulk transfers in both directions of a session: Mbit/s of each alone, and at once.\n\n",
@@ -203,7 +204,8 @@ fn both_ways() -> String {
     out
 }
 
-/// Changes of a path: before and after, as round trip, rate, loss, and packets of the queue.
+/// Changes of a path: before and after, as round trip in ms, rate in Mbit/s, loss in %, and queue
+/// limit in packets.
 const CHANGES: [[(f64, f64, f64, u32); 2]; 14] = [
     [(50.0, 100.0, 0.5, 500), (300.0, 100.0, 0.5, 500)],
     [(50.0, 100.0, 0.5, 500), (500.0, 100.0, 0.5, 500)],
@@ -224,7 +226,7 @@ const CHANGES: [[(f64, f64, f64, u32); 2]; 14] = [
 /// The table of paths that change.
 ///
 /// # Panics
-/// When a transport function fails.
+/// If a transport function fails.
 pub fn changes() -> String {
     let mut out = String::from(
         "# stream, simulated, on a path that changes under a bulk transfer after 2 s: round trip, rate, loss, and\n\
@@ -261,7 +263,7 @@ pub fn changes() -> String {
     out
 }
 
-/// Who shares a bottleneck: names, and flows.
+/// Competitors on a bottleneck: name, and flows.
 const PARTIES: [(&str, &[Kind]); 4] = [
     ("alone", &[Kind::Vtl]),
     ("and CUBIC", &[Kind::Vtl, Kind::Tcp(Model::Cubic)]),
@@ -269,7 +271,7 @@ const PARTIES: [(&str, &[Kind]); 4] = [
     ("four of them", &[Kind::Vtl; 4]),
 ];
 
-/// The part about flows that share a bottleneck.
+/// The section on flows that share a bottleneck.
 fn sharing() -> String {
     let mut out = String::from(
         "\n# Flows that share the bottleneck, from the beginning on, each starting 100 ms after the\n\
@@ -287,7 +289,7 @@ fn sharing() -> String {
     out
 }
 
-/// One link's part.
+/// The rows of one link.
 fn shared(rtt: f64, rate: f64) -> String {
     let mut out = format!("\n{rtt} ms, {rate} Mbit/s, 60 s, no loss\n");
     for (name, kinds) in PARTIES {

@@ -1,4 +1,4 @@
-//! What goes into a simulation, and what comes out.
+//! Input and result of a simulation.
 
 use std::fmt;
 
@@ -10,38 +10,38 @@ use crate::{
     sim::MS,
 };
 
-/// What to simulate.
+/// Parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The link. Host 0 is its server, the sender of a download; host 1 its client.
+    /// The link. Host 0 is its server, the sender of a download; host 1 is its client.
     pub link: Link,
-    /// Both ends of the session.
+    /// Parameters of both ends of the session.
     pub session: SessionConfig,
-    /// Packets that host 0 and host 1 have to send.
+    /// Packets to send, of host 0 and host 1.
     pub packets: [u64; 2],
-    /// How long they are.
+    /// Length of packets.
     pub lengths: Lengths,
-    /// How fast they are read.
+    /// Pace of the readers.
     pub pace: Pace,
-    /// What the graft promises to them.
+    /// Delivery guarantee of the graft.
     pub promise: Promise,
     /// Seed of everything but the link, which has its own.
     pub seed: u64,
-    /// When to stop, even if not everything has arrived.
+    /// Time limit.
     pub until: Nanos,
-    /// Measurements begin then.
+    /// Begin of measurements.
     pub measure_from: Nanos,
-    /// A session that delivers nothing for so long, though it could, has stalled.
+    /// Time without progress, though it is possible, after which a session counts as stalled.
     pub patience: Nanos,
-    /// Times during which nothing arrives.
+    /// Outages: intervals with total loss.
     pub outages: Vec<(Nanos, Nanos)>,
-    /// The link becomes another one at that time.
+    /// Change of the link, with its time.
     pub change: Option<(Nanos, Link)>,
-    /// How much faster host 1's clock runs than host 0's, millionths.
+    /// Clock drift of host 1 against host 0, millionths.
     pub drift_ppm: i64,
-    /// One packet in so many arrives a second time, garbled; 0: none.
+    /// One packet in this many arrives a second time, garbled; 0: none.
     pub garbled_one_in: u64,
-    /// A second session whose applications and peers break every rule.
+    /// Adds a second session, with misbehaving applications and peers.
     pub hostile: bool,
 }
 
@@ -68,58 +68,58 @@ impl Scenario {
     }
 }
 
-/// What came out, of the direction from host 0 to host 1.
+/// Result, for the direction from host 0 to host 1 unless stated otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// When everything had arrived, or the simulation ended.
+    /// Time when everything had arrived, or the simulation ended.
     pub end: Nanos,
-    /// Packets read by each host, all of them right.
+    /// Packets read by each host, with verified content.
     pub packets: [u64; 2],
     /// Goodput since `measure_from`, bit/s.
     pub goodput: f64,
-    /// The same of the other direction.
+    /// Goodput of the other direction.
     pub goodput_up: f64,
     /// Retransmissions per packet sent.
     pub retransmitted: f64,
     /// Duplicates that reached the receiver, per packet sent.
     pub duplicates: f64,
-    /// Half of the packets waited no longer than that in the bottleneck's queue, ns.
+    /// Queueing time at the bottleneck, median, ns.
     pub queue_p50: f64,
-    /// 95 % of packets waited no longer there, ns.
+    /// Queueing time at the bottleneck, 95th percentile, ns.
     pub queue_p95: f64,
-    /// When the first million bytes had been read, 0 if never.
+    /// Time when the first million bytes had been read, 0 if never.
     pub first_megabyte: Nanos,
-    /// What did not reach host 1, or twice.
+    /// Packets that host 1 missed, or received twice.
     pub losses: Losses,
-    /// Probe timeouts.
+    /// Transmissions given up without being found lost, as by a probe timeout.
     pub abandoned: u64,
 }
 
-/// What must never happen.
+/// Violations that must never happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The application got something else than was sent.
+    /// The application received other data than was sent.
     WrongData {
-        /// Which host.
+        /// Receiving host.
         host: usize,
-        /// Which packet.
+        /// Number of the packet.
         seq: u64,
     },
-    /// Nothing moves any more.
+    /// No progress.
     Stalled {
-        /// Since when.
+        /// Time of the latest progress.
         since: Nanos,
         /// The sessions' states.
         state: String,
     },
-    /// Egress asks to be called again at once, for ever.
+    /// Egress requests immediate calls without end.
     Spins {
-        /// When.
+        /// The time.
         at: Nanos,
         /// The session's state.
         state: String,
     },
-    /// When all is over, packets are still counted as being in flight.
+    /// At the end, packets are still counted as in flight.
     Leak(String),
 }
 

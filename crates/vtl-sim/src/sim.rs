@@ -1,4 +1,4 @@
-//! Two hosts and the link model of the testbed, `vtl-link`, in virtual time. One seed, one result.
+//! Two hosts and the link model of the testbed, `vtl-link`, in virtual time. Deterministic by seed.
 
 use vtl_link::{Direction, Frame, Nanos, Params, Random, mark_ip};
 use vtl_proto::{intf, wire};
@@ -12,9 +12,9 @@ use crate::{
 
 pub use crate::scenario::{Failure, Outcome, Scenario};
 
-/// The session whose applications behave.
+/// The session with well-behaved applications.
 pub const HONEST: u32 = 1;
-/// The session whose applications do not, if there is one.
+/// The session with misbehaving applications and peers, if there is one.
 pub const HOSTILE: u32 = 2;
 
 /// Nanoseconds per millisecond.
@@ -27,7 +27,7 @@ pub struct Packet {
     entered: Nanos,
 }
 
-/// Bytes of the Ethernet header, which does not occupy the link.
+/// Length of the Ethernet header, which does not count on the link.
 const ETHERNET: usize = 14;
 
 impl Frame for Packet {
@@ -55,12 +55,12 @@ struct Side {
     host: Host,
     writer: Writer,
     reader: Reader,
-    /// When the pump runs each session.
+    /// Time of each session's next egress call.
     wake: [Nanos; 3],
     hostile: Option<Hostile>,
 }
 
-/// What has been counted so far: of both readers, else of the direction from host 0 to host 1.
+/// Counters so far: `bytes` of both readers, all others of the direction from host 0 to host 1.
 #[derive(Default)]
 struct Counts {
     bytes: [u64; 2],
@@ -69,7 +69,7 @@ struct Counts {
     dups: u64,
 }
 
-/// A simulation under way.
+/// A running simulation.
 pub struct Sim {
     scenario: Scenario,
     now: Nanos,
@@ -78,7 +78,7 @@ pub struct Sim {
     params: [Params; 2],
     noise: Random,
     queueing: Vec<u32>,
-    /// When the receivers last got on, and with how many packets.
+    /// Time of the receivers' latest progress, and their packets then.
     moved: (Nanos, u64),
     measured: Counts,
     first_megabyte: Nanos,
@@ -87,7 +87,7 @@ pub struct Sim {
 }
 
 impl Sim {
-    /// Two hosts with an open session, and nothing sent yet.
+    /// Two hosts with an open session, before the first packet.
     pub fn new(scenario: Scenario) -> Self {
         let side = |i: usize| {
             let mut host = Host::new();
@@ -141,10 +141,10 @@ impl Sim {
         }
     }
 
-    /// Runs until everything has been delivered and acknowledged, or to the scenario's end.
+    /// Runs until everything is delivered and acknowledged, or to the scenario's end.
     ///
     /// # Errors
-    /// A [`Failure`], which is a bug in a transport function.
+    /// A [`Failure`]: a bug in a transport function.
     pub fn run(mut self) -> Result<Outcome, Failure> {
         let mut measuring = false;
         while self.now < self.scenario.until && !self.is_complete() {
@@ -180,17 +180,17 @@ impl Sim {
         }
     }
 
-    /// A host's clock.
+    /// Time on a host's clock.
     fn clock(&self, host: usize) -> u64 {
         let drift = self.now as i64 * self.scenario.drift_ppm / 1_000_000 * host as i64;
         (UPTIME + self.now).saturating_add_signed(drift)
     }
 
-    /// When a host's pump is to run again, in the simulation's time.
+    /// Time of the next egress call of a host's session, on the simulation's clock.
     fn wake(&self, host: usize, sid: u32) -> Nanos {
         let at = self.sides[host].host.wake(sid);
         let drift = self.clock(host) as i64 - (UPTIME + self.now) as i64;
-        // Soon enough: it is asked again where that is too soon.
+        // Precise enough: if it is too early, egress is called again.
         match at {
             0 | u64::MAX => at,
             at => at.saturating_add_signed(-drift),
@@ -204,7 +204,7 @@ impl Sim {
             let reader = &self.sides[1 - i].reader;
             let read = match self.scenario.promise {
                 Promise::Everything | Promise::Lanes | Promise::Gaps => reader.packets() == all,
-                // Nobody knows what is still to come but the link.
+                // Only the link knows whether more will arrive.
                 Promise::Datagrams | Promise::Nothing => {
                     reader.due == u64::MAX && self.links[i].next_event().is_none()
                 }
@@ -410,8 +410,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Every packet is acknowledged: the sender must count none as lost or under way. A packet
-    /// that was sent twice although it had arrived may still be.
+    /// With every packet acknowledged, the sender must count none as lost or in flight, except
+    /// spurious retransmissions.
     fn check_accounts(&self) -> Result<(), Failure> {
         for side in &self.sides {
             let s = side.host.session(HONEST);
@@ -491,7 +491,7 @@ impl Sim {
     }
 }
 
-/// The VTL packet in a frame, as far as there is one.
+/// Parses the VTL packet in a frame.
 pub fn packet(frame: &[u8]) -> Result<wire::Packet<'_>, wire::WireError> {
     wire::Packet::parse(&frame[hostile::offset(frame)..])
 }
