@@ -132,7 +132,7 @@ impl std::fmt::Display for Complaint {
     }
 }
 
-/// What the verifier's words mean to who wrote the source. The first that fits counts.
+/// Meanings of the verifier's messages, for the author of the source. The first match counts.
 const MEANINGS: [(&str, &str); 17] = [
     (
         "invalid access to packet",

@@ -21,7 +21,7 @@ const LEAST: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Interval between attempts of a graft with pacing.
 const PAUSE: Duration = Duration::from_micros(200);
-/// Consecutive attempts without a packet or an answer after which a sender counts as finished.
+/// Consecutive attempts without a packet after which a sender counts as finished.
 const ATTEMPTS: u32 = 2_000;
 const EGRESS: &str = "vtl_root_out_tc";
 const INGRESS: &str = "vtl_root_in_tc";

@@ -403,7 +403,7 @@ pub struct Peers {
     /// Ports of this host, and ranges, that unlisted peers' connections may reach; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<Vec<String>>,
-    /// This host's certificate, if it has one.
+    /// This host's certificate, if it has one for its key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<HostCertificate>,
     /// Keys whose certificates are accepted.

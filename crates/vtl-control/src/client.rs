@@ -376,7 +376,7 @@ mod tests {
             matches!(refused, Err(Error::System(Errno::EMFILE))),
             "{refused:?}"
         );
-        // Whoever still had one would keep the pipe open.
+        // A leaked descriptor would keep the pipe open.
         let mut fds = [nix::poll::PollFd::new(
             reader.as_fd(),
             nix::poll::PollFlags::POLLIN,
@@ -395,7 +395,7 @@ mod tests {
             connections: None,
             missing: Vec::new(),
         };
-        // The last one begins where it began: there are no more.
+        // The last page points to itself: there are no more.
         let pages = [(0, Some(2)), (2, Some(3)), (3, Some(3))];
         let daemon = thread::spawn(move || {
             for (first, more) in pages {

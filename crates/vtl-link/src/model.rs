@@ -18,7 +18,8 @@ pub type Nanos = u64;
 pub trait Frame: Clone {
     /// Bytes that the packet occupies on the link.
     fn link_bytes(&self) -> u64;
-    /// Marks the packet with CE (RFC 3168). False if it is not ECN-capable (ECT).
+    /// Marks the packet with CE (RFC 3168) instead of dropping it. False if it is not ECN-capable
+    /// (ECT).
     fn mark(&mut self) -> bool;
     /// The protocol of the IP packet.
     fn protocol(&self) -> Option<u8> {

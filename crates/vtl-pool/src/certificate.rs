@@ -56,8 +56,8 @@ pub struct Certificate {
     pub key: PublicKey,
     /// The signing key. Whether it is trusted is checked elsewhere.
     pub signer: PublicKey,
-    /// Prefixes of the host's addresses, with their lengths. Empty for a host that no peer connects
-    /// to, at any address.
+    /// Prefixes of the host's addresses, with their lengths. May be empty for a host that no peer
+    /// connects to, which may then be anywhere.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Expiry, seconds since 1970-01-01T00:00:00Z; valid before.
     pub expires: u64,

@@ -229,7 +229,7 @@ mod tests {
         SecretKey::generate().unwrap()
     }
 
-    /// A package as somebody makes it who does not care whether it is right.
+    /// A package made without checks.
     fn forge(text: &str, object: &[u8]) -> Vec<u8> {
         let key = key();
         let signature = key.sign(&message(text.as_bytes(), object));
@@ -393,7 +393,7 @@ mod tests {
             image[at..at + 8].copy_from_slice(&word.to_le_bytes());
             let _ = Description::read(&image);
             let _ = allowlist::check(&image);
-            // The headers are few: most of what the reader believes stands there.
+            // The section headers: few bytes, but the reader relies on most of them.
             let mut image = object().to_vec();
             let table = u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize;
             let at = table + at % (image.len() - table - 8);

@@ -229,7 +229,7 @@ mod tests {
         assert!(tx.slot(0).iter().all(|b| *b == 0));
     }
 
-    /// Under Miri, whether what the control fields order is enough.
+    /// Under Miri, checks that the memory ordering of the control fields suffices.
     #[test]
     fn rings__a_writer_and_a_reader_in_two_threads() {
         const PACKETS: u64 = 3 * SLOTS as u64;

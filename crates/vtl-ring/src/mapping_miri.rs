@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Bytes of each: more than tests map.
+/// Size of an allocation, bytes: more than tests map.
 const BYTES: usize = 64 << 10;
 
 /// The allocation.
@@ -35,10 +35,10 @@ pub(super) fn map(fd: BorrowedFd<'_>, length: NonZero<usize>) -> io::Result<NonN
     Ok(memory.0)
 }
 
-/// Frees nothing: others may have mapped it.
+/// Frees nothing: there may be other mappings.
 pub(super) unsafe fn unmap(_base: NonNull<u8>, _length: usize) {}
 
-/// The number of a descriptor that was closed has come back with another one.
+/// Forgets the mapping of a closed descriptor whose number is in use again.
 #[cfg(test)]
 pub(super) fn renew(fd: BorrowedFd<'_>) {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -206,7 +206,8 @@ impl TxRing {
         self.next += lengths.len() as u64;
     }
 
-    /// Requests a wake-up when a quarter of the ring is free. Returns false if it is already.
+    /// Requests a wake-up when a quarter of the ring is free. Returns false if it is already, or if
+    /// the session has ended.
     pub fn wait_for_room(&mut self) -> bool {
         self.ring.refill().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -297,10 +298,10 @@ mod tests {
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
         tx.ring.most().store(60, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 60);
-        // Whoever has not looked meanwhile may still write what it could before.
+        // A writer that has not re-read the limit may still write up to the old one.
         assert_eq!(tx.slot(0).len(), 100);
         assert!(!tx.publish(&[100]));
-        // The other side of the ring may write there: no more than was agreed.
+        // The field is shared memory: it cannot raise the limit above the agreed one.
         tx.ring.most().store(1000, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 100);
     }

@@ -175,21 +175,21 @@ mod tests {
             number
         }
 
-        /// Has a packet lie in another place than its own.
+        /// Copies a packet to a place other than its own.
         fn put(&self, number: u64, place: u64) {
             let (from, to) = (self.from.slot(number), self.to.slot(place));
             // SAFETY: slots of two mappings that are ours alone.
             unsafe { from.copy_to_nonoverlapping(to, 1) };
         }
 
-        /// Has packets arrive in their own places.
+        /// Copies packets to their own places.
         fn carry(&self, numbers: impl IntoIterator<Item = u64>) {
             numbers
                 .into_iter()
                 .for_each(|number| self.put(number, number));
         }
 
-        /// What can be read reaches up to here.
+        /// Publishes packets up to `end` to the reader.
         fn publish(&mut self, end: u64) {
             self.to.producer().store(end, Ordering::Relaxed);
             self.rx.available();
@@ -295,7 +295,7 @@ mod tests {
                 pair.rx.consume(1);
                 pair.from.consumer().store(place + 1, Ordering::Relaxed);
             }
-            // But those that were given up, and the right one.
+            // All but the given-up ones and the right one.
             assert_eq!(pair.rx.forged(), 31);
         }
     }
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn rx_ring__copies_what_tells_its_number() {
-        // The kernel makes lost packets out of those that came, as they came.
+        // The kernel recovers lost packets from received ones, in their sealed form.
         for numbered in [false, true] {
             let mut pair = Pair::new(numbered);
             pair.send(b"hello");
@@ -461,7 +461,7 @@ mod tests {
             pair.from.most().store(60, Ordering::Relaxed);
             assert_eq!(pair.tx.max_payload(), 60 - over);
             assert_eq!(pair.tx.sealed_len(7), 7 + over as u32);
-            // Whoever has not looked meanwhile may still write what it could before.
+            // A writer that has not re-read the limit may still write up to the old one.
             let most = pair.tx.slot(0).len();
             assert_eq!(most, 100 - over);
             pair.send(&vec![7; most]);

@@ -146,7 +146,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// What becomes of all, measured on all processors.
+/// Measures all changes, on all CPUs.
 ///
 /// # Panics
 /// As [`Contest::run`].

@@ -533,8 +533,9 @@ impl Socket {
         })
     }
 
-    /// Packets that the peer gave up, up to the application's position: gaps in the data. Always 0
-    /// over reliable grafts; the others do not count them.
+    /// Gaps in the data up to the application's position: packets that the peer gave up, over an
+    /// ordered graft of partial reliability, or that failed authentication, over an unreliable
+    /// graft. Always 0 over reliable grafts; without order, lost packets are not counted.
     pub fn given_up(&self) -> u64 {
         let sessions = self.sessions().map(Session::given_up);
         self.succession.given_up + sessions.sum::<u64>()

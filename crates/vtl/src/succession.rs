@@ -61,7 +61,7 @@ pub(crate) struct Old {
 }
 
 impl Old {
-    /// Advances what does not block. True when the session is finished.
+    /// Advances the end of the session as far as possible without blocking. True when it is over.
     fn tend(&mut self) -> bool {
         // The session's wake-ups are handled here, and must not keep the descriptor readable.
         let _ = self.session.clear_wakeups();
@@ -184,7 +184,7 @@ impl Socket {
         if let Some(mut before) = self.session.replace(session) {
             before.old = true;
             self.succession.old.push_back(Old {
-                // Nobody waits for the last packet where it may get lost.
+                // Over an unreliable graft the last packet may get lost: it is not sent.
                 ended: !before.reliable,
                 session: before,
                 client,
