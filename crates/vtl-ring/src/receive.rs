@@ -206,7 +206,7 @@ impl RxRing {
             return tell;
         }
         if backlog < slots / 4 {
-            self.told = self.next; // acknowledgements carry the news
+            self.told = self.next; // acknowledgements carry the window
         }
         false
     }

@@ -14,8 +14,8 @@ use crate::error::Error;
 
 /// Buffer capacity kept for the next message, bytes.
 const KEEP: usize = 1 << 20;
-/// Bytes at the beginning and at the end of the part sent by which a message is recognised: all of
-/// it, if it is not longer than both.
+/// A message sent in part is recognised by this many bytes at the beginning and at the end of that
+/// part: all of it, if it is not longer than both.
 const MARK: usize = 32 << 10;
 
 /// The message that is being sent.

@@ -19,8 +19,8 @@ use crate::{
     waiting::{WAIT_MS, Wakeups, patience},
 };
 
-/// Packets read at once from which on a reader naps before it asks for a wake-up: in bulk transfers
-/// a wake-up for every few packets costs more than the packets (interrupt coalescing).
+/// Minimum batch, packets, after which a reader naps before it requests a wake-up (coalescing): in
+/// bulk transfers a wake-up for every few packets costs more than the packets.
 const BULK: u64 = 4;
 /// Initial nap. Each nap is a timer interrupt, so naps grow while [`MANY`] packets arrive during
 /// one, until a quarter of the ring does.
@@ -29,7 +29,8 @@ const NAP: Duration = Duration::from_micros(100);
 const LONG_NAP: Duration = Duration::from_micros(300);
 /// Increment of the nap.
 const LONGER: Duration = Duration::from_micros(25);
-/// Packets per nap from which on it grows: some 3 Gbit/s. Slower streams are better read at once.
+/// Minimum of packets per nap for naps to grow: some 3 Gbit/s. Slower streams are better read at
+/// once.
 const MANY: u64 = 32;
 /// Maximum number of packets published at once.
 const BURST: usize = 256;
