@@ -11,7 +11,6 @@
 //! or fails: bytes that mean nothing give no verdict.
 
 mod bytes;
-mod cache;
 mod class;
 mod executable;
 mod http;
@@ -20,7 +19,6 @@ mod tls;
 
 use std::fmt;
 
-pub use cache::Cache;
 pub use class::Profile;
 
 use bytes::{Match, RuledOut, Seen, Step};
