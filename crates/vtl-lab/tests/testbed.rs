@@ -5,7 +5,7 @@
 use std::process::{Command, Output};
 
 use vtl_testbed::{Error, Host, Testbed};
-use vtl_testing::{turn_alone, until};
+use vtl_testing::{gone, remains, turn_alone, until};
 
 fn vtl(name: &str, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vtl-lab"))
@@ -18,27 +18,6 @@ fn vtl(name: &str, args: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// What is left of a testbed.
-fn remains(name: &str) -> Vec<String> {
-    let of = |directory: &str| {
-        std::fs::read_dir(directory)
-            .into_iter()
-            .flatten()
-            .filter_map(|e| e.ok()?.file_name().into_string().ok())
-            .filter(|f| f.starts_with(name))
-            .collect::<Vec<_>>()
-    };
-    [of("/run/netns"), of("/run/vtl/testbed")].concat()
-}
-
-/// Nothing is left of a testbed, soon.
-#[track_caller]
-fn gone(name: &str) {
-    until(&format!("nothing is left of {name}"), || {
-        remains(name).is_empty()
-    });
 }
 
 #[test]

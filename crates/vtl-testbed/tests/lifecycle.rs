@@ -13,28 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{set_option, settled, since, testbed, turn, within};
 use vtl_testbed::{Backend, DirectionStats, Error, Host, Lifetime, Link, Profile, Testbed};
-use vtl_testing::{PATIENCE, until};
-
-/// What is left of a testbed.
-fn remains(name: &str) -> Vec<String> {
-    let of = |directory: &str| {
-        std::fs::read_dir(directory)
-            .into_iter()
-            .flatten()
-            .filter_map(|e| e.ok()?.file_name().into_string().ok())
-            .filter(|f| f.starts_with(name))
-            .collect::<Vec<_>>()
-    };
-    [of("/run/netns"), of("/run/vtl/testbed")].concat()
-}
-
-/// Nothing is left of a testbed, soon.
-#[track_caller]
-fn gone(name: &str) {
-    until(&format!("nothing is left of {name}"), || {
-        remains(name).is_empty()
-    });
-}
+use vtl_testing::{PATIENCE, gone, remains, until};
 
 /// Not a test: the victim of the one below, which runs it in a process of its own.
 #[test]
