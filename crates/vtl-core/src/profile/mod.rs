@@ -26,7 +26,7 @@ use shape::Shape;
 
 /// Packets with data, in both directions together, after which a flow has its verdict or none. The thesis looks at as many.
 pub const PACKETS: usize = 10;
-/// Calls after which only every so manieth is looked at: a program that writes byte by byte costs no more for it.
+/// After this many calls only one in as many is looked at, so that a program that writes byte by byte costs no more.
 const CALLS: u32 = 64;
 /// Bytes that are kept of each direction's beginning, until there is a verdict.
 const HEAD: usize = 2048;

@@ -19,6 +19,10 @@ use crate::network::Network;
 const OF_NETWORK: u64 = 2;
 const OF_ASSOCIATION: u64 = 4;
 
+/// Maximum receive window of a flow, bytes. In-order delivery under loss takes two bandwidth-delay products: enough
+/// for 100 Mbit/s at a round trip of 1 s, and the capacity of a ring of 16,384 slots.
+const FLOW_WINDOW: u64 = 24 << 20;
+
 /// What the budget has left for an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Room {
@@ -69,7 +73,7 @@ impl Budget {
         self.most / OF_ASSOCIATION
     }
 
-    /// Upper bound of a carrier's receive window, bytes.
+    /// Upper bound of a carrier's or a flow's receive window, bytes.
     pub(super) fn most_ahead(&self) -> u64 {
         self.of_association() / 4
     }
@@ -89,10 +93,11 @@ impl Budget {
 }
 
 impl Account {
-    /// Receive window of a flow, at most: `most`, or a quarter of the association's quota, which its soft limit leaves
-    /// room for twice.
-    pub(super) fn flow_window(&self, most: u64) -> u64 {
-        most.min(self.budget.of_association() / 4)
+    /// Maximum receive window of a flow, bytes: a quarter of the association's quota at most, so that two flows stay
+    /// below its soft limit.
+    pub(super) fn flow_window(&self) -> u64 {
+        FLOW_WINDOW
+            .min(self.budget.most_ahead())
             .max(INITIAL_CREDIT)
     }
 
@@ -151,12 +156,12 @@ mod tests {
     #[test]
     fn flow_window__leaves_room_for_two() {
         let account = Budget::new(64 << 20).open(network(1));
-        assert_eq!(account.flow_window(24 << 20), 4 << 20);
-        account.set(2 * account.flow_window(24 << 20));
+        assert_eq!(account.flow_window(), 4 << 20);
+        account.set(2 * account.flow_window());
         assert_eq!(account.room(), Room::Ample);
         let [large, small] = [1 << 30, 0].map(|most| Budget::new(most).open(network(1)));
-        assert_eq!(large.flow_window(24 << 20), 24 << 20);
-        assert_eq!(small.flow_window(24 << 20), INITIAL_CREDIT);
+        assert_eq!(large.flow_window(), FLOW_WINDOW);
+        assert_eq!(small.flow_window(), INITIAL_CREDIT);
     }
 
     #[test]

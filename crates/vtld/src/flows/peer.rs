@@ -42,9 +42,6 @@ use crate::{
     identity::{Refused, Standing},
 };
 
-/// Maximum receive window of a flow, bytes. In-order delivery under loss takes two bandwidth-delay products: enough
-/// for 100 Mbit/s at a round trip of 1 s, and the capacity of a ring of 16,384 slots.
-const WINDOW: u64 = 24 << 20;
 /// Maximum number of carriers.
 const MOST_CARRIERS: usize = 16;
 /// Maximum size of a batch of control frames, bytes.
@@ -141,7 +138,7 @@ impl Peer {
         Self {
             key,
             began: Instant::now(),
-            core: RefCell::new(Association::new(account.flow_window(WINDOW))),
+            core: RefCell::new(Association::new(account.flow_window())),
             flows: RefCell::default(),
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
@@ -397,7 +394,7 @@ impl Peer {
     pub(super) fn take_all(&self) -> (BTreeMap<FlowId, Flow>, BTreeSet<CarrierId>) {
         let mut core = self
             .core
-            .replace(Association::new(self.account.flow_window(WINDOW)));
+            .replace(Association::new(self.account.flow_window()));
         let mut carriers: BTreeSet<CarrierId> = core.untold_broken().collect();
         for id in self.carriers.borrow().keys() {
             core.carrier_broken(*id, []);
@@ -629,7 +626,7 @@ impl Peer {
             return;
         }
         let window = match room {
-            Room::Ample => self.account.flow_window(WINDOW),
+            Room::Ample => self.account.flow_window(),
             Room::Little | Room::None => INITIAL_CREDIT,
         };
         self.core.borrow_mut().set_window(window);
