@@ -129,6 +129,12 @@ fn lab__is_found_in_the_path_and_missed_in_one_sentence() {
     );
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(text.contains("Usage: vtl bench run"), "{text}");
+    for socket in [&["--socket", "s"][..], &["--socket=s"], &[]] {
+        let args = [socket, &["help", "bench", "run"]].concat();
+        let out = run(built.parent().expect("a directory"), &args);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(text.contains("Usage: vtl bench run"), "{args:?}: {text}");
+    }
     // Arguments pass as they are, and a wrong one is what it was.
     let out = run(
         built.parent().expect("a directory"),

@@ -52,7 +52,13 @@ impl LabArgs {
 /// # Errors
 /// As [`LabArgs::exec`].
 pub(crate) fn exec_help(arguments: &[OsString]) -> anyhow::Result<()> {
-    let [_, help, command, ..] = arguments else {
+    // The one option that may stand in front of commands is of no use for help.
+    let asked = match arguments.get(1..).unwrap_or_default() {
+        [socket, _, asked @ ..] if socket == "--socket" => asked,
+        [socket, asked @ ..] if socket.as_encoded_bytes().starts_with(b"--socket=") => asked,
+        asked => asked,
+    };
+    let [help, command, ..] = asked else {
         return Ok(());
     };
     let command = command.to_str().unwrap_or_default();
@@ -60,7 +66,7 @@ pub(crate) fn exec_help(arguments: &[OsString]) -> anyhow::Result<()> {
         return Ok(());
     }
     let lab = find().map_err(|_| missing(command))?;
-    exec(&lab, &arguments[1..])
+    exec(&lab, asked)
 }
 
 /// Becomes `vtl-lab` with these arguments.
