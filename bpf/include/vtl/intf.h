@@ -88,7 +88,9 @@ struct vtl_ring_ctl {
                     * vtld, as the sender may wait for room; vtld clears it */
     __u32 most; /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
                  * since the session began; else 0 */
-    __u32 pad2[12];
+    __u32 ahead; /* transmit: app, the most packets that it publishes before they are sent; 0: any
+                  * number. With `refill`, it is woken when half of them are left */
+    __u32 pad2[11];
 };
 
 /* What a sleeping reader waits for. */

@@ -16,10 +16,15 @@ VTL_INLINE __u32 vtl_room_event(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || !VTL_LOAD(ctl->refill))
         return 0;
-    __u64 used = VTL_LOAD(ctl->producer) - s->tx.una;
-    return used <= s->slots - vtl_refill(s->slots) && __sync_lock_test_and_set(&ctl->refill, 0)
-               ? VTL_EV_ROOM
-               : 0;
+    __u64 producer = VTL_LOAD(ctl->producer), used = producer - s->tx.una;
+    __u32 enough = vtl_refill(s->slots), half = VTL_LOAD(ctl->ahead) / 2;
+    if (half) {
+        if (producer - VTL_LOAD(s->tx.next) > half)
+            return 0;
+        if (half < enough)
+            enough = half;
+    }
+    return used <= s->slots - enough && __sync_lock_test_and_set(&ctl->refill, 0) ? VTL_EV_ROOM : 0;
 }
 
 #endif

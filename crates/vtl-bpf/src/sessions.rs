@@ -227,6 +227,16 @@ impl Session<'_> {
         atomic!(AtomicU64, self.tx.sent).load(Ordering::Relaxed)
     }
 
+    /// Number of the first packet that was not sent yet.
+    pub fn next(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.next).load(Ordering::Acquire)
+    }
+
+    /// The congestion window, packets.
+    pub fn cwnd(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.cwnd).load(Ordering::Relaxed)
+    }
+
     /// Sets the handshake's round-trip time as initial estimate, unless there is a sample already.
     pub fn suppose_rtt(&self, rtt: std::time::Duration) {
         let (us, variation_us) = supposed_rtt(rtt);

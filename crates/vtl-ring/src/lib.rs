@@ -101,6 +101,10 @@ impl Ring {
         self.half(std::mem::offset_of!(vtl_ring_ctl, most))
     }
 
+    fn ahead(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, ahead))
+    }
+
     fn closed(&self) -> &AtomicU32 {
         self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
     }

@@ -209,9 +209,24 @@ impl TxRing {
     /// Requests a wake-up when a quarter of the ring is free. Returns false if it is already, or if
     /// the session has ended.
     pub fn wait_for_room(&mut self) -> bool {
+        self.wait_unless(|tx| tx.room() >= u64::from(tx.ring.slots / 4))
+    }
+
+    /// As [`TxRing::wait_for_room`] for a writer that publishes at most `ahead` packets before they are sent:
+    /// requests a wake-up when half of them are left. `sent`: reads how many packets were sent, once each.
+    pub fn wait_ahead(&mut self, ahead: u32, sent: impl Fn() -> u64) -> bool {
+        self.ring.ahead().store(ahead, Ordering::Relaxed);
+        let half = u64::from(ahead / 2);
+        self.wait_unless(|tx| {
+            let enough = half.min(u64::from(tx.ring.slots / 4));
+            tx.next.saturating_sub(sent()) <= half && tx.room() >= enough
+        })
+    }
+
+    fn wait_unless(&mut self, has_room: impl FnOnce(&mut Self) -> bool) -> bool {
         self.ring.refill().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.room() < u64::from(self.ring.slots / 4) && self.closed().is_none() {
+        if !has_room(self) && self.closed().is_none() {
             return true;
         }
         self.ring.refill().store(0, Ordering::Relaxed);
@@ -290,6 +305,23 @@ mod tests {
         assert_eq!((tx.published(), tx.staged(), tx.room()), (0, 3, 5));
         assert!(tx.publish_staged());
         assert_eq!((tx.published(), tx.staged(), tx.next()), (3, 0, 3));
+    }
+
+    #[test]
+    fn tx_ring__waits_until_half_of_what_may_wait_is_sent() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        tx.publish(&[1; 4]);
+        assert!(tx.wait_ahead(4, || 0));
+        assert_eq!(tx.ring.ahead().load(Ordering::Relaxed), 4);
+        assert_eq!(tx.ring.refill().load(Ordering::Relaxed), 1);
+        assert!(tx.wait_ahead(4, || 1));
+        assert!(!tx.wait_ahead(4, || 2), "half of them are left");
+        assert_eq!(tx.ring.refill().load(Ordering::Relaxed), 0);
+        tx.publish(&[1; 4]);
+        assert!(tx.wait_ahead(4, || 8), "the ring is full");
+        tx.ring.consumer().store(2, Ordering::Release);
+        assert!(!tx.wait_ahead(4, || 8));
     }
 
     #[test]

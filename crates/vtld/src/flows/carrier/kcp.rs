@@ -41,8 +41,11 @@ const DATAGRAM: usize = 1280 - 48;
 const CHUNK: usize = 8 << 10;
 /// Window in segments: 100 Mbit/s at a round trip of 200 ms.
 const WINDOW: u16 = 2048;
-/// Segments that may be queued beyond the window.
+/// Segments that may wait in any case,
 const AHEAD: usize = 64;
+/// besides twice what was acknowledged in this time, or in three round trips. The library does not tell its congestion
+/// window; with [`WINDOW`] segments, a new flow would wait behind seconds of another's bytes.
+const LATELY: Duration = Duration::from_millis(250);
 /// Pause after a socket error.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Receive queue of a conversation, datagrams.
@@ -243,6 +246,10 @@ impl Shared {
             unread: BytesMut::new(),
             waits: None,
             patience: SILENCE + 3 * rtt.unwrap_or_default(),
+            given: 0,
+            looked: (Instant::now(), 0),
+            lately: 0,
+            span: LATELY.max(3 * rtt.unwrap_or_default()),
         };
         spawn_local(panics::isolated(driver.run()));
         let opened = Opened {
@@ -319,6 +326,11 @@ struct Driver {
     /// Start of the current silence, while segments are unacknowledged.
     waits: Option<Instant>,
     patience: Duration,
+    /// Segments given to the library, and those acknowledged of them: at the time, and in the span before it.
+    given: u64,
+    looked: (Instant, u64),
+    lately: u64,
+    span: Duration,
 }
 
 impl Drop for Driver {
@@ -344,6 +356,20 @@ impl Driver {
             }
         };
         tracing::debug!(%over, peer = %self.key.0, carrier = %Kind::Kcp, "a conversation is over");
+    }
+
+    /// Maximum number of segments given to the library that are not acknowledged.
+    fn most_waiting(&mut self) -> usize {
+        let acknowledged = self.given.saturating_sub(self.control.wait_snd() as u64);
+        let (at, before) = self.looked;
+        let news = acknowledged.saturating_sub(before);
+        if at.elapsed() < self.span {
+            self.lately = self.lately.max(news);
+        } else {
+            self.lately = news;
+            self.looked = (Instant::now(), acknowledged);
+        }
+        (2 * self.lately as usize).min(WINDOW.into()) + AHEAD
     }
 
     fn now_ms(&self) -> u32 {
@@ -372,10 +398,13 @@ impl Driver {
         }
         self.read()?;
         let mut has_more = false;
-        while self.control.wait_snd() < usize::from(WINDOW) + AHEAD
+        let most = self.most_waiting();
+        while self.control.wait_snd() < most
             && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.conversation.pipe.next()
         {
+            let before = self.control.wait_snd();
             self.control.send(&bytes)?;
+            self.given += (self.control.wait_snd() - before) as u64;
             has_more = true;
         }
         self.control.update(self.now_ms())?;

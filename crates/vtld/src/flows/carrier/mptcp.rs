@@ -345,7 +345,9 @@ async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, r
             since = Instant::now();
         }
         before = acknowledged;
-        if since.elapsed() > SILENCE + 3 * rtt {
+        // The handshake's may have been measured on an idle path.
+        let now = option::tcp_rtt(socket.get_ref()).unwrap_or_default();
+        if since.elapsed() > SILENCE + 3 * rtt.max(now) {
             return;
         }
     }

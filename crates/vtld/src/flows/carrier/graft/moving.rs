@@ -188,11 +188,11 @@ impl Graft {
             let mut lengths = [0; BURST];
             let mut count = 0;
             let mut taken = 0;
+            let room = self.session.room().min(BURST as u64) as usize;
             let mut tx = self.session.tx.borrow_mut();
             if tx.closed().is_some() {
                 return;
             }
-            let room = tx.room().min(BURST as u64) as usize;
             let most = tx.max_payload();
             let first = tx.next();
             while count < room {
@@ -213,7 +213,7 @@ impl Graft {
             }
             if count == 0 {
                 self.session.publish();
-                if self.session.tx.borrow_mut().wait_for_room() {
+                if self.session.wait_for_room() {
                     return;
                 }
             }

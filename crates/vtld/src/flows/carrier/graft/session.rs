@@ -26,6 +26,10 @@ use crate::broker::WHOLE;
 
 /// Staged packets that are published at once.
 const MANY: u64 = 64;
+/// How long packets may wait in the ring, at a window per round trip: longer than this thread sleeps when it is due.
+const AHEAD: Duration = Duration::from_millis(25);
+/// Packets that may wait in the ring in any case.
+const LEAST_AHEAD: u32 = 64;
 
 /// This host's end of a session.
 pub(super) struct Session {
@@ -228,6 +232,38 @@ impl Session {
     /// Smoothed round-trip time; 0 before the first.
     pub(super) fn srtt(&self) -> Duration {
         self.known(|entry| entry.srtt()).unwrap_or_default()
+    }
+
+    /// Free slots of the transmit ring that may be written now, packets.
+    pub(super) fn room(&self) -> u64 {
+        let mut tx = self.tx.borrow_mut();
+        let unsent = tx.next().saturating_sub(self.next());
+        tx.room()
+            .min(u64::from(self.ahead()).saturating_sub(unsent))
+    }
+
+    /// Requests a wake-up when there is room again; false if there is, or if the session has ended.
+    pub(super) fn wait_for_room(&self) -> bool {
+        let ahead = self.ahead();
+        self.tx.borrow_mut().wait_ahead(ahead, || self.next())
+    }
+
+    /// Number of the first packet that was not sent yet.
+    fn next(&self) -> u64 {
+        self.known(|entry| entry.next()).unwrap_or(u64::MAX)
+    }
+
+    /// Maximum number of packets that wait in the ring to be sent. Control frames and new flows wait behind them, so
+    /// they are what window and pacing let go in [`AHEAD`].
+    fn ahead(&self) -> u32 {
+        let ahead = self.known(|entry| {
+            let srtt = entry.srtt().as_nanos().max(1);
+            let by_window = u128::from(entry.cwnd()) * AHEAD.as_nanos() / srtt;
+            let paced = AHEAD.as_nanos().checked_div(entry.pacing_gap_ns().into());
+            by_window.min(paced.unwrap_or(u128::MAX))
+        });
+        let ahead = ahead.and_then(|packets| packets.try_into().ok());
+        ahead.unwrap_or(u32::MAX).max(LEAST_AHEAD)
     }
 
     /// Selects the wake-up for received packets: the doorbell (frames on the loopback), or the event ring alone.
