@@ -12,14 +12,17 @@
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`path`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
-//! Classification of flows by their first packets: [`profile`].
+//! Choice: classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), and what
+//! carrier suits both ([`select`]).
 
 #![deny(unsafe_code)]
 
 pub mod association;
 pub mod flow;
+pub mod netmon;
 pub mod path;
 pub mod profile;
+pub mod select;
 pub mod session;
 
 pub use association::Association;
