@@ -1,8 +1,22 @@
 //! What is known of a network path, from the packets that it carries anyway (thesis, section 3.3.2: NetMonitor).
+//!
+//! - [`Counters`]: what a carrier counts; [`Tracker`] takes what has come since the last reading ([`Step`]).
+//! - [`Estimator`]: the state of a path ([`Metrics`]) from the steps of all connections of one kind to a host.
+//! - [`best`]: the state of a path of which several kinds of carriers have told.
+//!
+//! Time is an argument, in nanoseconds of any clock that does not go back. Nothing here allocates without bound.
+
+mod class;
+mod counters;
+mod estimator;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use class::Class;
+pub use counters::{Bound, Counters, Step, Tracker};
+pub use estimator::Estimator;
 
 /// The state of a path in the direction in which this host sends. What was not measured is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -11,13 +25,11 @@ pub struct Metrics {
     pub min_rtt: Option<Duration>,
     /// The smoothed round-trip time (RFC 6298).
     pub rtt: Option<Duration>,
-    /// The mean deviation of round-trip times (RFC 6298, RTTVAR).
+    /// The mean deviation of round-trip times (RFC 6298, RTTVAR): their jitter.
     pub rtt_variance: Option<Duration>,
-    /// The mean difference of consecutive round-trip times (RFC 3550, section 6.4.1, of round trips).
-    pub jitter: Option<Duration>,
     /// The share of packets that the path loses, 0 to 1.
     pub loss: Option<f64>,
-    /// How many packets are lost together, on average: 1 if losses are independent.
+    /// How many packets are lost in a row, on average: about 1 if losses are independent.
     pub loss_burst: Option<f64>,
     /// The rate of delivery, bit/s of payload.
     pub delivery_rate: Option<u64>,
@@ -34,9 +46,9 @@ pub struct Metrics {
 pub struct Bandwidth {
     /// bit/s of payload.
     pub rate: u64,
-    /// Whether it is a lower bound, as the application sent less than the path would have carried.
+    /// Whether it is a lower bound, as less was sent than the path would have carried.
     pub at_least: bool,
-    /// Its relative error: the true value is within `rate` times 1 ± `error`.
+    /// Its relative error, 0 to 1: by how much the two highest rates lately differ; 1 where there was only one.
     pub error: f64,
 }
 
@@ -45,4 +57,50 @@ impl Metrics {
     pub fn queueing(&self) -> Option<Duration> {
         Some(self.rtt?.saturating_sub(self.min_rtt?))
     }
+
+    /// These, with what they lack from `other`, and its bandwidth where that is measured and this one is not.
+    fn or(self, other: &Self) -> Self {
+        let is_measured = |bandwidth: &Bandwidth| !bandwidth.at_least;
+        let [own, theirs] = [self.bandwidth, other.bandwidth];
+        // One of two loss figures: they are not of the same packets.
+        let (loss, loss_burst, packets) = match self.loss {
+            None => (other.loss, other.loss_burst, other.packets),
+            Some(_) => (self.loss, self.loss_burst, self.packets),
+        };
+        Self {
+            min_rtt: self.min_rtt.or(other.min_rtt),
+            rtt: self.rtt.or(other.rtt),
+            rtt_variance: self.rtt_variance.or(other.rtt_variance),
+            loss,
+            loss_burst,
+            packets,
+            delivery_rate: self.delivery_rate.or(other.delivery_rate),
+            bandwidth: own
+                .filter(is_measured)
+                .or(theirs.filter(is_measured))
+                .or(own)
+                .or(theirs),
+            reordering: self.reordering.or(other.reordering),
+        }
+    }
 }
+
+/// Age, against that of the newest, up to which figures count as new.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// The state of a path of which several carriers have told, with the age of what each told, and which of them is the
+/// main evidence: of those that are as new as the newest, give or take 10 s, the one with most packets. What it lacks is
+/// from the others as new. `None` if nobody has told anything.
+pub fn best(told: &[(Duration, Metrics)]) -> Option<(usize, Metrics)> {
+    let newest = told.iter().map(|(age, _)| *age).min()?;
+    let mut fresh: Vec<usize> = (0..told.len())
+        .filter(|n| told[*n].0.saturating_sub(newest) <= FRESH)
+        .collect();
+    fresh.sort_by_key(|n| (std::cmp::Reverse(told[*n].1.packets), told[*n].0));
+    let main = *fresh.first()?;
+    let all = fresh.iter().map(|n| &told[*n].1);
+    Some((main, all.fold(Metrics::default(), Metrics::or)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! What carriers count.
+
+use std::time::Duration;
+
+use super::class::has_queue;
+
+/// What bounded a sender's rate lately.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bound {
+    /// The path: the sender follows a model of it, and had more to send.
+    Path,
+    /// A window that losses shrink: the path where a queue stands on it, else something below.
+    Window,
+    /// The application, or the receiver; or nobody knows.
+    #[default]
+    Application,
+}
+
+/// Counters of one connection since it began, and its latest estimates. Counters may wrap, and begin again.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// The smoothed round-trip time; 0 counts as `None`, here and below.
+    pub rtt: Option<Duration>,
+    /// The mean deviation of round-trip times.
+    pub rtt_variance: Option<Duration>,
+    /// The minimum round-trip time lately.
+    pub min_rtt: Option<Duration>,
+    /// Packets sent, modulo 2^32: best those alone whose fate is known.
+    pub sent: u32,
+    /// Those of them that were lost, modulo 2^32. May go back, where a packet was late and not lost.
+    pub lost: u32,
+    /// Bytes of payload that have arrived, if known.
+    pub delivered: Option<u64>,
+    /// What bounds the rate.
+    pub bound: Bound,
+    /// The share of packets that arrive behind later ones.
+    pub reordering: Option<f64>,
+}
+
+/// What has come between two readings of a connection's counters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Time of the later reading, ns,
+    pub at_ns: u64,
+    /// and of the earlier one. Equal for a connection's first: nobody knows when it began.
+    pub from_ns: u64,
+    /// Packets sent, and lost: negative where packets that counted as lost have arrived.
+    pub sent: u32,
+    #[allow(missing_docs)]
+    pub lost: i32,
+    /// Bytes delivered, if known.
+    pub delivered: Option<u64>,
+    /// As in [`Counters`], but [`Bound::Path`] where a window filled a queue.
+    pub bound: Bound,
+    /// As in [`Counters`], from here on.
+    pub rtt: Option<Duration>,
+    #[allow(missing_docs)]
+    pub rtt_variance: Option<Duration>,
+    #[allow(missing_docs)]
+    pub min_rtt: Option<Duration>,
+    #[allow(missing_docs)]
+    pub reordering: Option<f64>,
+}
+
+/// The latest reading of one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tracker {
+    last: Option<(u64, Counters)>,
+}
+
+impl Tracker {
+    /// Takes a reading. `None` if nothing has been sent or delivered since the last one, or if the counters have gone back,
+    /// as those of another connection: then that one begins here.
+    pub fn advance(&mut self, now_ns: u64, counters: Counters) -> Option<Step> {
+        let none = Counters {
+            delivered: Some(0),
+            ..Counters::default()
+        };
+        let (from_ns, last) = self.last.unwrap_or((now_ns, none));
+        self.last = Some((now_ns, counters));
+        let sent = counters.sent.wrapping_sub(last.sent);
+        let lost = counters.lost.wrapping_sub(last.lost) as i32;
+        let both = counters.delivered.zip(last.delivered);
+        let delivered = both.map(|(now, then)| now.saturating_sub(then));
+        // Half the numbers or more: not that many in one step, but some back.
+        let is_back = i32::try_from(sent).is_err() || now_ns < from_ns;
+        let is_new = sent > 0 || lost != 0 || delivered.is_some_and(|bytes| bytes > 0);
+        if is_back {
+            return None;
+        }
+        // Estimates of what was delivered may go back a little.
+        let most = counters
+            .delivered
+            .max(last.delivered.filter(|_| both.is_some()));
+        self.last = Some((
+            now_ns,
+            Counters {
+                delivered: most,
+                ..counters
+            },
+        ));
+        if !is_new {
+            return None;
+        }
+        let known = |time: Option<Duration>| time.filter(|time| !time.is_zero());
+        let (rtt, min_rtt) = (known(counters.rtt), known(counters.min_rtt));
+        let is_full = rtt
+            .zip(min_rtt)
+            .is_some_and(|(rtt, min)| has_queue(rtt, min));
+        let bound = match counters.bound {
+            Bound::Window if is_full => Bound::Path,
+            bound => bound,
+        };
+        Some(Step {
+            at_ns: now_ns,
+            from_ns,
+            sent,
+            lost,
+            delivered,
+            bound,
+            rtt,
+            rtt_variance: counters.rtt_variance,
+            min_rtt,
+            reordering: counters
+                .reordering
+                .filter(|share| (0.0..=1.0).contains(share)),
+        })
+    }
+}

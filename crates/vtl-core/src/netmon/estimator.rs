@@ -1,0 +1,258 @@
+//! The state of a path from what connections count.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{Bandwidth, Bound, Metrics, Step};
+
+/// Length of a bucket of the window of losses and of minimum round-trip times (BBR has 10 s for the latter, too).
+const BUCKET_NS: u64 = 10_000_000_000;
+/// Maximum number of buckets: five minutes.
+const BUCKETS: u64 = 30;
+/// Packets that the window is to have: a path that loses 1 % then shows it with a standard error of 16 %.
+const ENOUGH: u64 = 4096;
+
+/// Packets of a group: many against the bursts that it is to show.
+const GROUP: u32 = 32;
+/// Groups, and losses in them, from which bursts can be told.
+const GROUPS: u64 = 16;
+const LOSSES: f64 = 8.0;
+
+/// Length of a rate's measurement, and in round trips; a shorter one may be a burst.
+const SLOT_NS: u64 = 500_000_000;
+const SLOT_RTTS: u32 = 2;
+/// Age up to which rates are kept, against the newest.
+const LATELY_NS: u64 = 10_000_000_000;
+/// Rates kept whatever their age.
+const LEAST_SLOTS: usize = 4;
+/// A rate that the application bounded raises the bandwidth only if it exceeds the measured one by this share: a smaller
+/// excess is the measurement's.
+const EXCESS: f64 = 0.05;
+
+/// Losses of ten seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    from_ns: u64,
+    sent: u64,
+    lost: i64,
+    min_rtt: Option<Duration>,
+    groups: Groups,
+}
+
+/// Sums over groups of packets: of `n` packets `l` were lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Groups {
+    count: u64,
+    /// Sums of n, of l, and of l²/n.
+    sent: f64,
+    lost: f64,
+    squares: f64,
+}
+
+impl Groups {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sent += other.sent;
+        self.lost += other.lost;
+        self.squares += other.squares;
+    }
+
+    /// The mean length of a run of losses. Where each packet is lost with probability p by itself, the number of losses
+    /// in a group has the variance np(1 − p). The runs of a two-state Markov chain (Gilbert's model) with the
+    /// autocorrelation ρ multiply that by D = (1 + ρ)/(1 − ρ) for large n, and their mean length is
+    /// 1/((1 − p)(1 − ρ)) = (D + 1)/(2(1 − p)).
+    fn burst(&self) -> Option<f64> {
+        if self.count < GROUPS || self.lost < LOSSES || self.lost >= self.sent {
+            return None;
+        }
+        let p = self.lost / self.sent;
+        let deviations = self.squares - self.lost * p;
+        let dispersion = deviations / ((self.count - 1) as f64 * p * (1.0 - p));
+        let burst = (dispersion.max(0.0) + 1.0) / (2.0 * (1.0 - p));
+        Some(burst.clamp(1.0, self.sent / self.count as f64))
+    }
+}
+
+/// A rate of delivery.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    from_ns: u64,
+    to_ns: u64,
+    delivered: u64,
+    bound: Bound,
+}
+
+impl Slot {
+    fn length_ns(&self) -> u64 {
+        self.to_ns - self.from_ns
+    }
+
+    /// bit/s.
+    fn rate(&self) -> u64 {
+        let bits = u128::from(self.delivered) * 8_000_000_000;
+        let rate = bits / u128::from(self.length_ns().max(1));
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    }
+}
+
+/// The estimator of one path, fed by the connections of one kind to one host. It keeps the figures of the time when these
+/// were last busy. At most 4 KiB.
+#[derive(Clone, Debug, Default)]
+pub struct Estimator {
+    rtt: Option<Duration>,
+    rtt_variance: Option<Duration>,
+    reordering: Option<f64>,
+    buckets: VecDeque<Bucket>,
+    /// Losses and packets that do not make a group yet.
+    group: (u32, i64),
+    slots: VecDeque<Slot>,
+    slot: Option<Slot>,
+}
+
+impl Estimator {
+    /// Adds a step of one of the connections.
+    pub fn add(&mut self, step: &Step) {
+        self.rtt = step.rtt.or(self.rtt);
+        self.rtt_variance = step.rtt_variance.or(self.rtt_variance);
+        self.reordering = step.reordering.or(self.reordering);
+        self.add_losses(step);
+        self.add_delivery(step);
+    }
+
+    fn add_losses(&mut self, step: &Step) {
+        let is_open = |bucket: &Bucket| {
+            // Also after a clock that went back: no step may add buckets without end.
+            step.at_ns
+                .checked_sub(bucket.from_ns)
+                .is_none_or(|age_ns| age_ns < BUCKET_NS)
+        };
+        if !self.buckets.back().is_some_and(is_open) {
+            self.buckets.push_back(Bucket {
+                from_ns: step.at_ns,
+                ..Bucket::default()
+            });
+            self.drop_buckets(step.at_ns);
+        }
+        let (sent, lost) = &mut self.group;
+        *sent = sent.saturating_add(step.sent);
+        *lost += i64::from(step.lost);
+        let full = (*sent >= GROUP).then(|| std::mem::take(&mut self.group));
+        let Some(bucket) = self.buckets.back_mut() else {
+            return;
+        };
+        bucket.sent += u64::from(step.sent);
+        bucket.lost += i64::from(step.lost);
+        let shortest = step.min_rtt.or(step.rtt);
+        bucket.min_rtt = bucket.min_rtt.into_iter().chain(shortest).min();
+        if let Some((sent, lost)) = full {
+            let (n, l) = (f64::from(sent), lost.max(0) as f64);
+            bucket.groups.add(&Groups {
+                count: 1,
+                sent: n,
+                lost: l,
+                squares: l * l / n,
+            });
+        }
+    }
+
+    /// Drops buckets that are too old, or not needed for [`ENOUGH`] packets.
+    fn drop_buckets(&mut self, now_ns: u64) {
+        let mut rest: u64 = self.buckets.iter().map(|bucket| bucket.sent).sum();
+        self.buckets.retain(|bucket| {
+            let age_ns = now_ns.saturating_sub(bucket.from_ns);
+            rest -= bucket.sent;
+            age_ns <= BUCKET_NS * BUCKETS && (rest < ENOUGH || age_ns <= 2 * BUCKET_NS)
+        });
+    }
+
+    fn add_delivery(&mut self, step: &Step) {
+        let Some(delivered) = step.delivered.filter(|_| step.at_ns > step.from_ns) else {
+            return;
+        };
+        let least_ns = match self.rtt {
+            Some(rtt) => {
+                SLOT_NS.max(u64::try_from((rtt * SLOT_RTTS).as_nanos()).unwrap_or(u64::MAX))
+            }
+            None => SLOT_NS,
+        };
+        // Nothing was delivered for long: that is no rate.
+        let is_over = |slot: &mut Slot| step.from_ns.saturating_sub(slot.to_ns) >= least_ns;
+        let _ = self.slot.take_if(is_over);
+        let slot = self.slot.get_or_insert(Slot {
+            from_ns: step.from_ns,
+            to_ns: step.from_ns,
+            delivered: 0,
+            bound: Bound::Path,
+        });
+        slot.to_ns = slot.to_ns.max(step.at_ns);
+        slot.delivered = slot.delivered.saturating_add(delivered);
+        slot.bound = slot.bound.max(step.bound);
+        let full = *slot;
+        if full.length_ns() < least_ns {
+            return;
+        }
+        self.slots.push_back(full);
+        // The next one begins where this one ends.
+        self.slot = Some(Slot {
+            from_ns: full.to_ns,
+            delivered: 0,
+            bound: Bound::Path,
+            ..full
+        });
+        let is_old = |slot: &Slot| step.at_ns.saturating_sub(slot.to_ns) > LATELY_NS;
+        while self.slots.len() > LEAST_SLOTS && self.slots.front().is_some_and(is_old) {
+            self.slots.pop_front();
+        }
+    }
+
+    /// The state of the path.
+    pub fn metrics(&self) -> Metrics {
+        // Of the newest bucket and the one before.
+        let lately = self.buckets.iter().rev().take(2);
+        let packets: u64 = self.buckets.iter().map(|bucket| bucket.sent).sum();
+        let lost: i64 = self.buckets.iter().map(|bucket| bucket.lost).sum();
+        let mut groups = Groups::default();
+        self.buckets
+            .iter()
+            .for_each(|bucket| groups.add(&bucket.groups));
+        Metrics {
+            min_rtt: lately.filter_map(|bucket| bucket.min_rtt).min(),
+            rtt: self.rtt,
+            rtt_variance: self.rtt_variance,
+            loss: (packets > 0).then(|| (lost as f64 / packets as f64).clamp(0.0, 1.0)),
+            loss_burst: groups.burst(),
+            delivery_rate: self.slots.back().map(Slot::rate),
+            bandwidth: self.bandwidth(),
+            reordering: self.reordering,
+            packets,
+        }
+    }
+
+    /// The highest rate lately: measured where the path bounded it, else a lower bound.
+    fn bandwidth(&self) -> Option<Bandwidth> {
+        let of = |is_measured: bool| {
+            let slots = self
+                .slots
+                .iter()
+                .filter(move |slot| (slot.bound == Bound::Path) == is_measured);
+            let mut rates: Vec<u64> = slots.map(Slot::rate).collect();
+            rates.sort_unstable_by(|a, b| b.cmp(a));
+            rates
+        };
+        let (measured, bounded) = (of(true), of(false));
+        let above = bounded.first().copied().unwrap_or(0) as f64;
+        let holds = measured
+            .first()
+            .is_some_and(|rate| above <= *rate as f64 * (1.0 + EXCESS));
+        let rates = if holds { measured } else { bounded };
+        let rate = *rates.first()?;
+        let error = match rates.get(1) {
+            Some(second) if rate > 0 => (rate - second) as f64 / rate as f64,
+            _ => 1.0,
+        };
+        Some(Bandwidth {
+            rate,
+            at_least: !holds,
+            error,
+        })
+    }
+}
