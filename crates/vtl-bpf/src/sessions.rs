@@ -88,6 +88,19 @@ pub fn supposed_rtt(rtt: std::time::Duration) -> (u32, u32) {
     (us, us / 4)
 }
 
+/// A sender's view of its path.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    /// The mean deviation of round-trip times (RFC 6298).
+    pub rtt_variance: std::time::Duration,
+    /// Payload bytes in all transmissions of DATA.
+    pub bytes: u64,
+    /// Smoothed share of packets that arrive behind later ones.
+    pub late: f64,
+    /// The application has not enough to send, or the receiver takes no more.
+    pub is_limited: bool,
+}
+
 /// One session's entry.
 #[derive(Clone, Copy)]
 pub struct Session<'a> {
@@ -276,6 +289,21 @@ impl Session<'_> {
             }
         }
         meter
+    }
+
+    /// What the sender has of the path besides [`Session::meter`].
+    pub fn sender(&self) -> Sender {
+        let long = |at: &AtomicU64| at.load(Ordering::Relaxed);
+        let short = |at: &AtomicU32| at.load(Ordering::Relaxed);
+        let variance_us = short(atomic!(AtomicU32, self.tx.rttvar_us));
+        Sender {
+            rtt_variance: std::time::Duration::from_micros(variance_us.into()),
+            bytes: long(atomic!(AtomicU64, self.tx.bytes)),
+            late: f64::from(short(atomic!(AtomicU32, self.tx.late_q16))) / 65_536.0,
+            is_limited: long(atomic!(AtomicU64, self.tx.app_limited)) != 0
+                || long(atomic!(AtomicU64, self.tx.next))
+                    >= long(atomic!(AtomicU64, self.tx.limit)),
+        }
     }
 
     /// Pacing gap between two packets, ns; 0 without pacing.

@@ -11,6 +11,7 @@ use crate::flow::FlowCommand;
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
 use crate::lab::{self, LabArgs};
+use crate::path::PathCommand;
 use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
 
@@ -22,6 +23,7 @@ Examples:
   vtl rule add far --to 198.51.100.0/24 --carrier best   the same for all programs, lasting
   vtl send backup.tar 192.0.2.7       a file to a host where `vtl recv` waits
   vtl status                          what the daemon is carrying
+  vtl path list                       delay, loss and bandwidth of the paths there
   vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
 
 Exit status:
@@ -68,6 +70,9 @@ pub(crate) enum Command {
     /// Show connections while they run, and change what they travel by
     #[command(subcommand)]
     Flow(FlowCommand),
+    /// Show the state of the paths to other hosts: delay, loss, bandwidth
+    #[command(subcommand)]
+    Path(PathCommand),
     /// Show and change whose keys this host knows
     #[command(subcommand)]
     Peer(PeerCommand),

@@ -12,6 +12,7 @@ mod hook;
 pub mod lab;
 pub mod manual;
 pub mod output;
+mod path;
 mod peer;
 pub mod programs;
 pub mod progress;
@@ -52,6 +53,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Hook(command) => hook::run(&command, socket),
         Command::Rule(command) => rule::run(&command, socket),
         Command::Flow(command) => flow::run(&command, socket),
+        Command::Path(command) => path::run(&command, socket),
         Command::Peer(command) => peer::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),

@@ -262,14 +262,23 @@ pub struct CarrierStatus {
 }
 
 /// A carrier's path measurements.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CarrierPath {
     /// Round-trip time, milliseconds.
     pub rtt_ms: f64,
+    /// Its minimum since the carrier began, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_rtt_ms: Option<f64>,
     /// Packets sent.
     pub sent: u64,
     /// Packets lost; with SCTP, DATA chunks retransmitted.
     pub lost: u64,
+    /// Bytes that the peer has acknowledged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivered: Option<u64>,
+    /// Whether the application bounds the rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app_limited: Option<bool>,
     /// SCTP only: packets from the peer's address that are not of the association.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<u64>,
@@ -452,6 +461,75 @@ pub struct FlowList {
     /// First id of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub more: Option<u64>,
+}
+
+/// A page of paths. Answers [`Request::PathList`](crate::Request::PathList).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathList {
+    /// By the best evidence, sorted by address.
+    pub paths: Vec<PathStatus>,
+    /// Address from which on there are more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more: Option<IpAddr>,
+}
+
+/// A path. Answers [`Request::PathShow`](crate::Request::PathShow).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathReport {
+    /// By the best evidence.
+    #[serde(flatten)]
+    pub path: PathStatus,
+    /// By each kind of connection.
+    pub told: Vec<PathStatus>,
+}
+
+/// The state of the path to a host, in the direction in which this host sends. What was not measured is `None`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// The other host.
+    pub peer: IpAddr,
+    /// The kind of connection that has told most: `tcp`, or a carrier as in [`CarrierStatus`].
+    pub evidence: String,
+    /// Time since it told something new, seconds.
+    pub age_s: f64,
+    /// `lan` (round trips below 50 ms), `terrestrial` (below 500 ms) or `long-delay`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// It loses packets in bursts, while no queue stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looks_wireless: Option<bool>,
+    /// Round-trip time, milliseconds: the minimum lately,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_rtt_ms: Option<f64>,
+    /// smoothed,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_ms: Option<f64>,
+    /// and its mean deviation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_variance_ms: Option<f64>,
+    /// Packets that the share of lost ones is of.
+    pub packets: u64,
+    /// Lost packets, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_pct: Option<f64>,
+    /// Packets lost in a row, on average.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_burst: Option<f64>,
+    /// Packets that arrive behind later ones, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reordering_pct: Option<f64>,
+    /// Rate of delivery, payload, Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery_mbit: Option<f64>,
+    /// The rate that the path has for this host, payload, Mbit/s;
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_mbit: Option<f64>,
+    /// whether that is a lower bound, as less was sent;
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_at_least: Option<bool>,
+    /// and by how much the two highest rates lately differ, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_error_pct: Option<f64>,
 }
 
 /// A flow: a hooked connection with a TCP connection of its own. Answers

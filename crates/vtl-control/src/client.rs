@@ -17,7 +17,7 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{FlowList, Peers, Request, Rules, Status, answer::from_message};
+use crate::{FlowList, PathList, Peers, Request, Rules, Status, answer::from_message};
 
 /// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -151,6 +151,20 @@ impl Client {
         while let Some(from) = list.more {
             let page: FlowList = self.call(&Request::FlowList { from })?;
             list.flows.extend(page.flows);
+            list.more = page.more.filter(|more| *more > from);
+        }
+        Ok(list)
+    }
+
+    /// The paths to other hosts: requests all pages.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn paths(&self) -> Result<PathList, Error> {
+        let mut list: PathList = self.call(&Request::PathList { from: None })?;
+        while let Some(from) = list.more {
+            let page: PathList = self.call(&Request::PathList { from: Some(from) })?;
+            list.paths.extend(page.paths);
             list.more = page.more.filter(|more| *more > from);
         }
         Ok(list)

@@ -90,6 +90,22 @@ pub enum Request {
         #[serde(deserialize_with = "must::name")]
         carrier: String,
     },
+    /// A page of the paths to other hosts, sorted by address, from one on.
+    ///
+    /// Answer: [`PathList`](crate::PathList).
+    PathList {
+        /// The lowest address; `None`: the first.
+        #[serde(default, skip_serializing_if = "is_default")]
+        from: Option<IpAddr>,
+    },
+    /// The path to a host, and what each kind of connection has told of it.
+    ///
+    /// Answer: [`PathReport`](crate::PathReport).
+    PathShow {
+        /// Its address.
+        #[serde(deserialize_with = "must::peer")]
+        peer: IpAddr,
+    },
     /// This host's key, and a page of known peers from an index on.
     ///
     /// Answer: [`Peers`](crate::Peers).
@@ -400,7 +416,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// Deserialisers of fields, with their error messages.
 mod must {
-    use std::{collections::BTreeMap, net::SocketAddr, num::NonZeroU16};
+    use std::{
+        collections::BTreeMap,
+        net::{IpAddr, SocketAddr},
+        num::NonZeroU16,
+    };
 
     use serde::{Deserialize, Deserializer, de::Error};
 
@@ -417,6 +437,7 @@ mod must {
         carrier: Option<String> = "a name";
         name: String = "a name";
         params: BTreeMap<String, u32> = "an object of numbers";
+        peer: IpAddr = "an IP address";
         to: SocketAddr = "an address and a port";
     }
 

@@ -356,6 +356,8 @@ impl Service {
                 root("flow move")?;
                 plain(self.broker.flows().move_flow(id, carrier)?)
             }
+            Request::PathList { from } => plain(self.broker.monitor().list(from)),
+            Request::PathShow { peer } => plain(self.broker.monitor().report(peer)?),
             Request::PeerList { from } => plain(self.broker.flows().identity().list(from)?),
             Request::PeerTrust(key) => {
                 root("peer trust")?;

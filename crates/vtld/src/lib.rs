@@ -5,6 +5,7 @@
 //! - `flows`: hooked flows, and carriers that are not grafts, such as QUIC;
 //! - [`handover`]: handover of a daemon's state to the next one;
 //! - [`identity`]: identities of this host and of its peers;
+//! - [`netmon`]: the state of the paths to other hosts, by what connections count;
 //! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
 //! - [`rules`]: the rules file, which selects carriers for connections;
 //! - [`control`]: the Unix socket for `vtl` and the client library.
@@ -16,6 +17,7 @@ mod flows;
 pub mod handover;
 pub mod hooker;
 pub mod identity;
+pub mod netmon;
 mod network;
 mod option;
 pub mod panics;

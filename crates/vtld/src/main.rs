@@ -29,6 +29,7 @@ use vtld::{
     handover::{self, Left},
     hooker::{self, Hooker, rules::Prefix},
     identity::Identity,
+    netmon::NetMonitor,
     panics,
     rules::Keeper,
 };
@@ -427,11 +428,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let _claim = Claim::new(patience)?;
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone(), given.frames);
-    let (broker, thread) = broker::start(config, identity)
+    let monitor = Arc::new(NetMonitor::default());
+    let (broker, thread) = broker::start(config, identity, Arc::clone(&monitor))
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {
         near: args.near,
         scope,
+        monitor,
         ..Default::default()
     };
     let hooker = Hooker::start(hooks, Arc::new(broker.clone()), &mut left)

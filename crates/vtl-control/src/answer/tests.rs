@@ -142,6 +142,7 @@ fn status__has_this_form() {
             sent: 4,
             lost: 5,
             refused: Some(6),
+            ..CarrierPath::default()
         }),
     };
     let without = CarrierStatus {

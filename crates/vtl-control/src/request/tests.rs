@@ -116,6 +116,24 @@ fn rules__have_these_forms() {
         },
         json!({ "op": "flow_move", "id": 7, "carrier": "tcp" }),
     );
+    form!(
+        Request::PathList { from: None },
+        json!({ "op": "path_list" })
+    );
+    let peer = "192.0.2.7".parse().unwrap();
+    form!(
+        Request::PathList { from: Some(peer) },
+        json!({ "op": "path_list", "from": "192.0.2.7" }),
+    );
+    form!(
+        Request::PathShow { peer },
+        json!({ "op": "path_show", "peer": "192.0.2.7" }),
+    );
+    let bad = Request::parse(&json!({ "op": "path_show", "peer": "there" }));
+    assert_eq!(
+        bad.unwrap_err().to_string(),
+        "path_show: \"peer\" must be an IP address"
+    );
     form!(Request::PeerList { from: 0 }, json!({ "op": "peer_list" }));
     form!(
         Request::PeerTrust(PeerKey {

@@ -48,6 +48,7 @@ use crate::{
     flows::{self, Desired},
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
+    netmon::NetMonitor,
     option,
 };
 
@@ -230,6 +231,7 @@ pub struct Handle {
     flows: flows::Handle,
     /// Heartbeat of the broker's thread.
     pulse: Arc<Pulse>,
+    monitor: Arc<NetMonitor>,
 }
 
 impl Handle {
@@ -367,6 +369,11 @@ impl Handle {
         self.sessions.get()
     }
 
+    /// The state of paths.
+    pub(crate) fn monitor(&self) -> &Arc<NetMonitor> {
+        &self.monitor
+    }
+
     /// Handle of the thread of flows.
     pub(crate) fn flows(&self) -> &flows::Handle {
         &self.flows
@@ -498,7 +505,11 @@ impl hooker::Broker for Handle {
 ///
 /// # Errors
 /// The kernel refused an operation.
-pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, JoinHandle<()>)> {
+pub fn start(
+    config: Config,
+    identity: Identity,
+    monitor: Arc<NetMonitor>,
+) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
     let wake = Arc::new(event()?);
     let pulse = Arc::new(Pulse::default());
@@ -514,13 +525,14 @@ pub fn start(config: Config, identity: Identity) -> anyhow::Result<(Handle, Join
             seals: config.seals_flows,
         }),
         pulse: Arc::clone(&pulse),
+        monitor: Arc::clone(&monitor),
     };
     let (ready, started) = mpsc::sync_channel(1);
     // Created on the thread that uses it: libbpf's objects stay there.
     let thread = std::thread::Builder::new()
         .name("vtl-broker".into())
         .spawn(
-            move || match ControlBroker::new(config, identity, wake, inbox, pulse) {
+            move || match ControlBroker::new(config, identity, wake, inbox, pulse, monitor) {
                 Ok(broker) => {
                     let _ = ready.send(Ok(broker.sessions()));
                     broker.run();

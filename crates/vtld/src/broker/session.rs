@@ -26,7 +26,10 @@ use vtl_proto::{
 use vtl_ring::Controls;
 
 use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
-use crate::identity::handshake::{self, Agreed, Tags};
+use crate::{
+    identity::handshake::{self, Agreed, Tags},
+    netmon::Watch,
+};
 
 /// The session's application, which may be this daemon's own thread of flows.
 pub(super) struct Aware {
@@ -103,6 +106,8 @@ pub(super) struct Session {
     pub(super) caller: Option<Caller>,
     /// Recent measurements of the path.
     pub(super) meter: Meter,
+    /// What the monitor of paths has read of it.
+    pub(super) watch: Watch,
 }
 
 impl Session {

@@ -28,7 +28,7 @@ use super::{
     profile::Observer,
     socket::{self, Got, read},
 };
-use crate::{broker::set_linger, hooker::ClientAddressGuard, option, urgent};
+use crate::{broker::set_linger, hooker::ClientAddressGuard, netmon::TcpWatch, option, urgent};
 
 /// Maximum size of a read from a socket, and of a chunk, bytes.
 const CHUNK: usize = 64 << 10;
@@ -124,6 +124,8 @@ pub(super) struct State {
     /// The kernel's cookie of the TCP connection's socket.
     pub(super) cookie: u64,
     pub(super) rates: Rates,
+    /// Readings of the TCP connection.
+    pub(super) watch: RefCell<TcpWatch>,
     pub(super) profile: Observer,
     pub(super) began: Instant,
     /// `None` once the flow was reset.
@@ -166,6 +168,7 @@ impl State {
             cookie: ends.cookie()?,
             ends: RefCell::new(Some(Rc::new(ends))),
             rates: Rates::default(),
+            watch: RefCell::default(),
             profile: Observer::new(opener, addresses),
             began: Instant::now(),
             pending: RefCell::default(),

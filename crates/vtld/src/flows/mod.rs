@@ -7,6 +7,7 @@
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
+//! - `measure.rs`: readings for the monitor of paths.
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
@@ -20,6 +21,7 @@ mod grants;
 mod handover;
 mod keeper;
 mod licence;
+mod measure;
 mod parts;
 mod peer;
 mod profile;

@@ -2,6 +2,7 @@
 
 mod commands;
 mod identity;
+mod measure;
 
 use std::{
     cell::{Cell, RefCell, RefMut},
@@ -40,6 +41,7 @@ use super::{
 use crate::{
     hooker::Over,
     identity::{Refused, Standing},
+    netmon::Watch,
 };
 
 /// Maximum number of carriers.
@@ -69,6 +71,7 @@ struct Running {
     /// Bytes of flows and of control frames.
     sent: Cell<u64>,
     received: Cell<u64>,
+    watch: RefCell<Watch>,
 }
 
 /// Moves a flow to a carrier, unless it is pinned to its path.
@@ -722,6 +725,7 @@ impl Peer {
             owes: Rc::clone(&owes),
             sent: Cell::new(0),
             received: Cell::new(0),
+            watch: RefCell::default(),
         };
         self.carriers.borrow_mut().insert(id, running);
         let loses = carrier.loses();

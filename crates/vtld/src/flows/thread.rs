@@ -272,6 +272,7 @@ fn start(shared: &Arc<Shared>, needs: Needs) -> io::Result<Thread> {
 
 async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
     spawn_local(Rc::clone(&flows).tend());
+    spawn_local(Rc::clone(&flows).measure());
     while let Some(command) = inbox.recv().await {
         test_point();
         match command {

@@ -59,6 +59,8 @@ pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
 
+use crate::netmon::NetMonitor;
+
 use abi::vtl_hook_config;
 use beat::Heart;
 use bpf::{ACCEPTED, ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS, WATCH_NEAR};
@@ -89,6 +91,8 @@ pub struct Config {
     pub near: Duration,
     /// The interfaces that VTL is enabled on.
     pub scope: Scope,
+    /// Told what proxied connections show of paths.
+    pub monitor: Arc<NetMonitor>,
 }
 
 impl Default for Config {
@@ -98,6 +102,7 @@ impl Default for Config {
             offer_timeout: Duration::from_secs(3),
             near: Duration::from_micros(500),
             scope: Scope::default(),
+            monitor: Arc::default(),
         }
     }
 }
@@ -419,7 +424,8 @@ impl Hooker {
             inherited.wishes,
             config.scope.clone(),
         )?;
-        let (proxy, proxy_thread) = proxy::spawn().map_err(failed("start the proxy"))?;
+        let (proxy, proxy_thread) =
+            proxy::spawn(Arc::clone(&config.monitor)).map_err(failed("start the proxy"))?;
         let shared = Arc::new(Shared {
             config,
             broker,

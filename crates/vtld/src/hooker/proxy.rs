@@ -12,6 +12,7 @@ use std::{
         mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use nix::sys::{
@@ -23,6 +24,7 @@ use bytes::Bytes;
 
 use super::{ClientAddressGuard, handover::PairLeft, sock};
 use crate::{
+    netmon::{MOST_READ, NetMonitor, TcpWatch},
     option::{self, IDLE_AGAIN_S, IDLE_S},
     panics::test_point,
     urgent::{self, Ahead},
@@ -30,6 +32,8 @@ use crate::{
 
 /// Maximum size of a read, and of a blocked direction's buffer, bytes.
 const CHUNK: usize = 64 * 1024;
+/// Interval of reading a pair's counters.
+const READING: Duration = Duration::from_secs(1);
 /// Chunks that one direction may move before other pairs get their turn.
 const TURN: usize = 16;
 const WAKE: u64 = u64::MAX;
@@ -80,7 +84,7 @@ impl ProxyHandle {
 }
 
 /// Starts the proxy's thread.
-pub(super) fn spawn() -> io::Result<(ProxyHandle, JoinHandle<()>)> {
+pub(super) fn spawn(monitor: Arc<NetMonitor>) -> io::Result<(ProxyHandle, JoinHandle<()>)> {
     let (commands, inbox) = mpsc::channel();
     let wake = Arc::new(EventFd::from_flags(
         EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC,
@@ -98,6 +102,7 @@ pub(super) fn spawn() -> io::Result<(ProxyHandle, JoinHandle<()>)> {
         pairs: Vec::new(),
         free: Vec::new(),
         rounds: 0,
+        readings: Readings::new(monitor),
     };
     let thread = std::thread::Builder::new()
         .name("vtl-proxy".into())
@@ -119,6 +124,7 @@ struct Side {
     /// Read from the other side, not yet written to this one: `pending[done..]`.
     pending: Vec<u8>,
     done: usize,
+    watch: TcpWatch,
     /// `pending` is just the urgent byte.
     urgent: bool,
 }
@@ -134,6 +140,7 @@ impl Side {
             shut: false,
             pending: pending.into(),
             done: 0,
+            watch: TcpWatch::default(),
             urgent,
         }
     }
@@ -193,6 +200,8 @@ impl Side {
 struct Pair {
     sides: [Side; 2],
     generation: u32,
+    /// When its counters were last read.
+    read: Option<Instant>,
     /// Lives as long as the pair.
     guard: Guard,
 }
@@ -264,6 +273,44 @@ impl Pair {
     }
 }
 
+/// Readings of connections for the monitor of paths: at most [`MOST_READ`] pairs a second, each once a second while it
+/// moves bytes, and when it ends.
+struct Readings {
+    monitor: Arc<NetMonitor>,
+    /// The current second, and how many pairs were read in it.
+    began: Instant,
+    count: usize,
+}
+
+impl Readings {
+    fn new(monitor: Arc<NetMonitor>) -> Self {
+        Self {
+            monitor,
+            began: Instant::now(),
+            count: 0,
+        }
+    }
+
+    fn read(&mut self, pair: &mut Pair, is_last: bool) {
+        let now = Instant::now();
+        if now.duration_since(self.began) >= READING {
+            self.began = now;
+            self.count = 0;
+        }
+        let is_due = pair
+            .read
+            .is_none_or(|read| now.duration_since(read) >= READING);
+        if self.count >= MOST_READ || !(is_due || is_last) {
+            return;
+        }
+        self.count += 1;
+        pair.read = Some(now);
+        for side in &mut pair.sides {
+            side.watch.read(&self.monitor, &side.stream);
+        }
+    }
+}
+
 struct Proxy {
     epoll: Epoll,
     wake: Arc<EventFd>,
@@ -272,6 +319,13 @@ struct Proxy {
     free: Vec<usize>,
     /// Generation counter: distinguishes pairs that use the same index in turn.
     rounds: u32,
+    readings: Readings,
+}
+
+/// The pair at an index, unless it is another one by now.
+fn live(pairs: &mut [Option<Pair>], index: usize, generation: u32) -> Option<&mut Pair> {
+    let pair = pairs.get_mut(index)?.as_mut()?;
+    (pair.generation == generation).then_some(pair)
 }
 
 impl Proxy {
@@ -306,9 +360,10 @@ impl Proxy {
                 }
             }
             for (index, generation) in touched {
-                let Some(pair) = self.pair(index, generation) else {
+                let Some(pair) = live(&mut self.pairs, index, generation) else {
                     continue;
                 };
+                self.readings.read(pair, false);
                 match pair.turn(&mut scratch) {
                     Ok(Outcome::Waits) => (),
                     Ok(Outcome::MoreToDo) => ready.push((index, generation)),
@@ -320,8 +375,7 @@ impl Proxy {
     }
 
     fn pair(&mut self, index: usize, generation: u32) -> Option<&mut Pair> {
-        let pair = self.pairs.get_mut(index)?.as_mut()?;
-        (pair.generation == generation).then_some(pair)
+        live(&mut self.pairs, index, generation)
     }
 
     /// The pair that the event is about, unless it is gone or the event ended it.
@@ -401,13 +455,16 @@ impl Proxy {
         self.pairs[index] = Some(Pair {
             sides: sides.map(Side::new),
             generation,
+            read: None,
             guard,
         });
         Ok((index, generation))
     }
 
     fn close(&mut self, index: usize) {
-        self.pairs[index] = None;
+        if let Some(mut pair) = self.pairs[index].take() {
+            self.readings.read(&mut pair, true);
+        }
         self.free.push(index);
     }
 
@@ -440,7 +497,7 @@ mod tests {
 
     #[test]
     fn join__pairs_are_probed_while_they_are_idle() {
-        let (proxy, thread) = spawn().unwrap();
+        let (proxy, thread) = spawn(Arc::default()).unwrap();
         let (own, _ends): (Vec<_>, Vec<_>) = [connection(), connection()]
             .map(|[ours, theirs]| (ours, theirs))
             .into_iter()

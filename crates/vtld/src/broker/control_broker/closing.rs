@@ -1,9 +1,12 @@
 //! Executes the actions of `vtl_core::session`: keepalive and closing.
 
+use std::time::Instant;
+
 use vtl_core::session::{
     ABORT_COPIES, Action, End, EndReason, Farewell, PeerClose, Reaction, Successor,
 };
 use vtl_proto::{
+    carrier::Kind,
     intf,
     wire::{Header, Packet},
 };
@@ -17,6 +20,7 @@ use super::{
     },
     ControlBroker,
 };
+use crate::netmon::{self, Evidence};
 
 /// Reason of a session's end, as its rings' control blocks encode it.
 fn code(reason: EndReason) -> u32 {
@@ -68,6 +72,18 @@ impl ControlBroker {
             return;
         };
         session.meter.note(Mark::new(now, &entry.meter()));
+        let gid = entry.gid();
+        let graft = self.plane.grafts().find(|graft| graft.gid == gid);
+        if let Some(counters) = netmon::of_session(&entry, graft.map(|graft| &*graft.name)) {
+            let evidence = Evidence::Carrier(Kind::Graft);
+            self.monitor.note(
+                session.peer,
+                evidence,
+                &mut session.watch,
+                Instant::now(),
+                counters,
+            );
+        }
         if heard && let Some(rtt) = entry.measured_rtt() {
             self.peers.note_shorter_rtt(session.peer, rtt);
         }

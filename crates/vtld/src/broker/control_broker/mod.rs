@@ -44,6 +44,7 @@ use super::{
 use crate::{
     hooker::{self, Pulse},
     identity::Identity,
+    netmon::NetMonitor,
     panics::test_point,
 };
 
@@ -66,6 +67,7 @@ pub(super) struct ControlBroker {
     identity: Arc<Identity>,
     inbox: Receiver<Command>,
     pulse: Arc<Pulse>,
+    monitor: Arc<NetMonitor>,
     epoll: Arc<Epoll>,
     events: Events,
     shards: Shards,

@@ -10,7 +10,7 @@ use vtl_proto::{
 };
 use vtl_ring::Controls;
 
-use crate::identity::handshake::Tags;
+use crate::{identity::handshake::Tags, netmon::Watch};
 
 use super::{
     super::{
@@ -147,6 +147,7 @@ impl ControlBroker {
             aware,
             caller,
             meter: Meter::new(now_ns()),
+            watch: Watch::default(),
         };
         self.sessions.insert(sid, session);
         Ok((sid, token))

@@ -40,7 +40,7 @@ use super::{
     ControlBroker, Events,
     parked::Parking,
 };
-use crate::{Scope, hooker::Pulse, identity::Identity};
+use crate::{Scope, hooker::Pulse, identity::Identity, netmon::NetMonitor};
 
 impl ControlBroker {
     pub(in super::super) fn new(
@@ -49,6 +49,7 @@ impl ControlBroker {
         commands: Arc<EventFd>,
         inbox: Receiver<Command>,
         pulse: Arc<Pulse>,
+        monitor: Arc<NetMonitor>,
     ) -> anyhow::Result<Self> {
         let mut sockets = Sockets::by_udp();
         let sessions = config.max_sessions as u32;
@@ -92,6 +93,7 @@ impl ControlBroker {
             identity,
             inbox,
             pulse,
+            monitor,
             events,
             shards,
             launcher,

@@ -5,6 +5,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     rc::Rc,
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -261,7 +262,8 @@ pub(super) struct Framed {
     pub(super) is_encrypted: bool,
     /// Memory that the library may hold, bytes.
     pub(super) library: Box<dyn Fn() -> u64>,
-    pub(super) figures: Box<dyn Fn() -> Option<CarrierPath>>,
+    /// Statistics of the path, and when they were true.
+    pub(super) figures: Box<dyn Fn() -> Option<(Instant, CarrierPath)>>,
 }
 
 impl Drop for Framed {
@@ -298,6 +300,10 @@ impl Carrier for Framed {
     }
 
     fn path(&self) -> Option<CarrierPath> {
+        Some(self.reading()?.1)
+    }
+
+    fn reading(&self) -> Option<(Instant, CarrierPath)> {
         (self.figures)()
     }
 }

@@ -17,7 +17,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -113,6 +113,11 @@ pub(super) trait Carrier {
 
     /// Statistics of its path.
     fn path(&self) -> Option<CarrierPath>;
+
+    /// The same, and when they were true.
+    fn reading(&self) -> Option<(Instant, CarrierPath)> {
+        Some((Instant::now(), self.path()?))
+    }
 
     /// Whether it is encrypted.
     fn is_encrypted(&self) -> bool;

@@ -37,6 +37,7 @@ use super::{
 };
 use crate::{
     broker::{random_token, set_linger},
+    netmon::of_mptcp,
     option,
 };
 
@@ -241,6 +242,8 @@ fn carrier(
         libc::TCP_NOTSENT_LOWAT,
         UNSENT,
     );
+    let socket = Rc::new(socket);
+    let known = Rc::downgrade(&socket);
     let pipe = Pipe::new(HEADER + CHUNK);
     pipes.borrow_mut().push(Rc::clone(&pipe));
     let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
@@ -267,7 +270,10 @@ fn carrier(
         pipe,
         is_encrypted,
         library: Box::new(|| 0),
-        figures: Box::new(|| None),
+        figures: Box::new(move || {
+            let socket = known.upgrade()?;
+            Some((std::time::Instant::now(), of_mptcp(socket.get_ref())?))
+        }),
     }
 }
 

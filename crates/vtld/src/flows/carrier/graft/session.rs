@@ -224,7 +224,7 @@ impl Session {
                 sent: entry.sent(),
                 // Negative if the network duplicates packets.
                 lost: (transmitted.wrapping_sub(meter.arrived) as i32).max(0) as u64,
-                refused: None,
+                ..CarrierPath::default()
             }
         })
     }

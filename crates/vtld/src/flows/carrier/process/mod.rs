@@ -365,7 +365,7 @@ async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> 
     };
     let frame = frame.filter(|frame| (HEADER as u32 + 1..=BATCH as u32).contains(frame));
     let pipe = Pipe::new(frame.ok_or(io::ErrorKind::InvalidData)? as usize);
-    let figures = Rc::new(RefCell::new(Figures::default()));
+    let figures = Rc::new(RefCell::new((Instant::now(), Figures::default())));
     let (driven, known) = (Rc::clone(&pipe), Rc::clone(&figures));
     let (kind, process) = (process.kind, Rc::downgrade(process));
     spawn_local(async move {
@@ -387,8 +387,11 @@ async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> 
         kind,
         pipe,
         is_encrypted,
-        library: Box::new(move || memory.borrow().memory),
-        figures: Box::new(move || figures.borrow().path),
+        library: Box::new(move || memory.borrow().1.memory),
+        figures: Box::new(move || {
+            let (at, figures) = &*figures.borrow();
+            Some((*at, figures.path?))
+        }),
     })
 }
 
@@ -419,7 +422,7 @@ async fn read(
     channel: &Channel,
     pipe: &Pipe,
     waiting: &Cell<usize>,
-    figures: &RefCell<Figures>,
+    figures: &RefCell<(Instant, Figures)>,
 ) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     loop {
@@ -439,7 +442,8 @@ async fn read(
                 pipe.free(taken);
             }
             Tag::Figures => {
-                figures.replace(Figures::read(&body).ok_or_else(invalid)?);
+                let read = Figures::read(&body).ok_or_else(invalid)?;
+                figures.replace((Instant::now(), read));
             }
             _ => return Err(invalid()),
         }

@@ -17,6 +17,8 @@ const SHORT: usize = 4 << 10;
 /// Plausibility limits of [`Figures`]: packets, and memory in bytes.
 const MOST_PACKETS: u64 = 1 << 48;
 const MOST_MEMORY: u64 = 1 << 30;
+/// And bytes since the beginning.
+const MOST_BYTES: u64 = 1 << 60;
 
 /// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +66,11 @@ impl Figures {
         let figures: Self = ciborium::from_reader(body).ok()?;
         let of_path = |path: &CarrierPath| {
             let refused = path.refused.unwrap_or(0);
-            path.rtt_ms >= 0.0
-                && path.rtt_ms < 1e6
+            [Some(path.rtt_ms), path.min_rtt_ms]
+                .into_iter()
+                .flatten()
+                .all(|ms| (0.0..1e6).contains(&ms))
+                && path.delivered.unwrap_or(0) < MOST_BYTES
                 && path.sent.max(path.lost).max(refused) < MOST_PACKETS
         };
         let is_plausible =
@@ -133,12 +138,17 @@ mod tests {
             rtt_ms: 1.5,
             sent: 7,
             lost: 1,
-            refused: None,
+            delivered: Some(9000),
+            ..CarrierPath::default()
         };
         assert!(read(Some(path), 5).is_some_and(|figures| figures.path == Some(path)));
         for rtt_ms in [f64::NAN, -1.0, f64::INFINITY] {
             assert_eq!(read(Some(CarrierPath { rtt_ms, ..path }), 5), None);
+            let min_rtt_ms = Some(rtt_ms);
+            assert_eq!(read(Some(CarrierPath { min_rtt_ms, ..path }), 5), None);
         }
+        let delivered = Some(MOST_BYTES);
+        assert_eq!(read(Some(CarrierPath { delivered, ..path }), 5), None);
         let sent = MOST_PACKETS;
         assert_eq!(read(Some(CarrierPath { sent, ..path }), 5), None);
         assert_eq!(read(None, MOST_MEMORY), None);

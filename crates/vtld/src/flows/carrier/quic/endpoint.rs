@@ -17,7 +17,6 @@ use std::{
 use quinn::{
     ClientConfig, Connecting, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig,
     TokioRuntime, TransportConfig, VarInt,
-    congestion::BbrConfig,
     crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig},
 };
 use rustls::{
@@ -38,7 +37,10 @@ use vtl_proto::{
     preamble::{ALPN, name_of, named},
 };
 
-use super::super::{DEAD, Expected, library::Certificate};
+use super::{
+    super::{DEAD, Expected, library::Certificate},
+    counting::CountingConfig,
+};
 
 /// Maximum number of concurrent streams of a connection.
 const STREAMS: u32 = 4096;
@@ -108,7 +110,7 @@ fn transport(rtt: Option<Duration>) -> Arc<TransportConfig> {
         .datagram_receive_buffer_size(None)
         .max_idle_timeout(Some(idle.into()))
         .keep_alive_interval(Some(KEEPALIVE))
-        .congestion_controller_factory(Arc::new(BbrConfig::default()));
+        .congestion_controller_factory(Arc::new(CountingConfig::default()));
     if let Some(rtt) = rtt {
         // Otherwise a lost handshake packet costs a second.
         config.initial_rtt(rtt.max(Duration::from_millis(1)));

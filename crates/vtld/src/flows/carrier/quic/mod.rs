@@ -2,6 +2,7 @@
 //! the header of a CHUNK without length. So a lost packet blocks its own flow only, and bytes are delivered out of
 //! order.
 
+mod counting;
 mod endpoint;
 
 use std::{
@@ -17,7 +18,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use quinn::{Connection, FrameStats, PathStats, RecvStream, SendStream};
+use quinn::{Connection, FrameStats, RecvStream, SendStream};
 use tokio::{
     sync::mpsc,
     task::{JoinSet, spawn_local},
@@ -32,6 +33,7 @@ use super::{
     library::{Certificate, Library, Opened, Opening, Opens},
 };
 use crate::panics;
+use counting::Counting;
 use endpoint::Quic;
 
 /// Maximum size of a CHUNK from vtld to this process, with its header, bytes.
@@ -170,8 +172,6 @@ struct Driver {
     connection: Connection,
     pipe: Rc<Pipe>,
     window: Rc<Window>,
-    /// Statistics as of the last tick.
-    stats: Rc<Cell<Option<PathStats>>>,
     /// Bytes given to the library so far, and the maximum that it may hold.
     given: Rc<Cell<u64>>,
     most_held: Rc<Cell<u64>>,
@@ -405,7 +405,6 @@ impl Driver {
                 _ = ticks.tick() => {}
             }
             let stats = self.connection.stats();
-            self.stats.set(Some(stats.path));
             if stats.udp_rx.datagrams != heard {
                 heard = stats.udp_rx.datagrams;
                 asked = wants_answer(&stats.frame_tx);
@@ -519,15 +518,14 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
         window: Window::of(&connection, most_ahead),
         connection,
         pipe: Pipe::relayed(CHUNK),
-        stats: Rc::default(),
         given: Rc::default(),
         most_held: Rc::new(Cell::new(endpoint::SEND_WINDOW)),
     };
     spawn_local(panics::isolated(driver.clone().run(is_server)));
     let Driver {
+        connection,
         pipe,
         window,
-        stats,
         given,
         most_held,
         ..
@@ -538,14 +536,23 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
             // quinn does not report unacknowledged bytes: assume a full send window.
             u64::from(window.size.get()) + given.get().min(most_held.get())
         }),
-        path: Box::new(move || {
-            let path = stats.get()?;
-            Some(CarrierPath {
-                rtt_ms: (path.rtt.as_secs_f64() * 1e5).round() / 1e2,
-                sent: path.sent_packets,
-                lost: path.lost_packets,
-                refused: None,
-            })
-        }),
+        path: Box::new(move || Some(figures(&connection))),
+    }
+}
+
+/// Statistics of a connection.
+fn figures(connection: &Connection) -> CarrierPath {
+    let path = connection.stats().path;
+    let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 1e2;
+    let control = connection.congestion_state().into_any();
+    let counted = control.downcast::<Counting>().ok();
+    CarrierPath {
+        rtt_ms: ms(path.rtt),
+        min_rtt_ms: Some(ms(path.min_rtt)),
+        sent: path.sent_packets,
+        lost: path.lost_packets,
+        delivered: counted.as_ref().map(|counted| counted.acknowledged),
+        app_limited: counted.map(|counted| counted.is_app_limited),
+        refused: None,
     }
 }

@@ -223,6 +223,7 @@ impl Shared {
             sent: figures.sent.get(),
             lost: figures.again.get(),
             refused: Some(figures.refused.get()),
+            ..CarrierPath::default()
         }
     }
 }

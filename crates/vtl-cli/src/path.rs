@@ -1,0 +1,192 @@
+//! `vtl path`: what is known of the paths to other hosts.
+
+use std::net::IpAddr;
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value};
+use vtl_control::{Client, PathReport, PathStatus, Request};
+
+use crate::daemon::{self, SocketArgs};
+use crate::output;
+
+/// Arguments of `vtl path`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PathCommand {
+    /// List the hosts to which connections were carried in the last ten minutes, and the paths there
+    #[command(after_help = "\
+No packet is sent for these figures: they are what connections count anyway, in the direction in\n\
+which this host sends. They stay for ten minutes after the last connection to a host.\n\n  \
+evidence   the kind of connection that told most: a carrier, or tcp (a connection's own, or proxied)\n  \
+min rtt    the shortest round trip lately: the path without queues\n  \
+rtt        the smoothed round trip (RFC 6298); what it exceeds min rtt by is queueing\n  \
+loss       lost packets, of the latest 4,096 or more\n  \
+bandwidth  the highest rate lately, of payload; with >= a lower bound, as less was sent\n  \
+class      lan (below 50 ms), terrestrial (below 500 ms) or long-delay")]
+    List {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show all that is known of the path to one of them
+    #[command(after_help = "Example: vtl path show 192.0.2.7\n\n  \
+burst     packets lost in a row, on average: about 1 if losses are independent\n  \
+wireless  packets get lost in bursts while no queue stands\n  \
+error     by how much the two highest rates lately differ")]
+    Show {
+        /// Its address
+        address: IpAddr,
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs a subcommand of `vtl path`.
+pub(crate) fn run(command: &PathCommand, socket: &SocketArgs) -> anyhow::Result<()> {
+    match command {
+        PathCommand::List { json } => {
+            let list = daemon::ask(&socket.socket, Client::paths)?;
+            if *json {
+                output::show(&list, true)?;
+            } else if list.paths.is_empty() {
+                output::print("paths: none; nothing was carried in the last ten minutes\n")?;
+            } else {
+                let rows: Vec<_> = list.paths.iter().map(row).collect();
+                let columns = [
+                    "peer",
+                    "evidence",
+                    "age",
+                    "class",
+                    "min_rtt",
+                    "rtt",
+                    "loss",
+                    "bandwidth",
+                ];
+                output::print(&output::table(&rows.iter().collect::<Vec<_>>(), &columns))?;
+            }
+        }
+        PathCommand::Show { address, json } => {
+            let report: PathReport = socket.call(&Request::PathShow { peer: *address })?;
+            if *json {
+                output::show(&report, true)?;
+            } else {
+                output::print(&text(&report))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The best evidence, and what each kind of connection told if there are several.
+fn text(report: &PathReport) -> String {
+    let mut out = String::new();
+    for (key, value) in row(&report.path) {
+        out.push_str(&output::words(&key));
+        out.push_str(": ");
+        out.push_str(value.as_str().unwrap_or_default());
+        out.push('\n');
+    }
+    if report.told.len() > 1 {
+        let rows: Vec<_> = report.told.iter().map(row).collect();
+        let columns = [
+            "evidence",
+            "age",
+            "min_rtt",
+            "rtt",
+            "packets",
+            "loss",
+            "burst",
+            "delivery",
+            "bandwidth",
+        ];
+        out.push('\n');
+        out.push_str(&output::table(&rows.iter().collect::<Vec<_>>(), &columns));
+    }
+    out
+}
+
+/// A path in words, with units; what was not measured is not there.
+fn row(path: &PathStatus) -> Map<String, Value> {
+    let ms = |value: f64| format!("{value:.2} ms");
+    let percent = |value: f64| format!("{value:.2} %");
+    let mbit = |value: f64| format!("{value:.2} Mbit/s");
+    let is_bound = path.bandwidth_at_least == Some(true);
+    let bandwidth = |value: f64| match is_bound {
+        true => format!(">= {}", mbit(value)),
+        false => mbit(value),
+    };
+    let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
+    let cells = [
+        ("peer", Some(path.peer.to_string())),
+        ("evidence", Some(path.evidence.clone())),
+        ("age", Some(format!("{:.0} s", path.age_s))),
+        ("class", path.class.clone()),
+        ("wireless", path.looks_wireless.map(yes)),
+        ("min_rtt", path.min_rtt_ms.map(ms)),
+        ("rtt", path.rtt_ms.map(ms)),
+        ("rtt_variance", path.rtt_variance_ms.map(ms)),
+        ("packets", Some(path.packets.to_string())),
+        ("loss", path.loss_pct.map(percent)),
+        (
+            "burst",
+            path.loss_burst.map(|burst| format!("{burst:.1} packets")),
+        ),
+        ("reordering", path.reordering_pct.map(percent)),
+        ("delivery", path.delivery_mbit.map(mbit)),
+        ("bandwidth", path.bandwidth_mbit.map(bandwidth)),
+        (
+            "error",
+            path.bandwidth_error_pct.filter(|_| !is_bound).map(percent),
+        ),
+    ];
+    let known = cells
+        .into_iter()
+        .filter_map(|(key, cell)| Some((key.to_owned(), cell?.into())));
+    known.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path() -> PathStatus {
+        serde_json::from_value(serde_json::json!({
+            "peer": "192.0.2.7", "evidence": "quic", "age_s": 0.2, "class": "lan", "min_rtt_ms": 10.0,
+            "packets": 3000, "loss_pct": 2.0, "bandwidth_mbit": 8.0, "bandwidth_at_least": true,
+            "bandwidth_error_pct": 3.0,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn text__only_what_is_known() {
+        let report = PathReport {
+            path: path(),
+            told: vec![path()],
+        };
+        assert_eq!(
+            text(&report),
+            "peer: 192.0.2.7\nevidence: quic\nage: 0 s\nclass: lan\nmin rtt: 10.00 ms\npackets: 3000\n\
+             loss: 2.00 %\nbandwidth: >= 8.00 Mbit/s\n"
+        );
+    }
+
+    #[test]
+    fn text__what_each_kind_told() {
+        let tcp = PathStatus {
+            evidence: "tcp".to_owned(),
+            bandwidth_at_least: Some(false),
+            ..path()
+        };
+        let report = PathReport {
+            path: tcp.clone(),
+            told: vec![path(), tcp],
+        };
+        let said = text(&report);
+        assert!(
+            said.contains("bandwidth: 8.00 Mbit/s\nerror: 3.00 %\n"),
+            "{said}"
+        );
+        assert!(said.contains("  quic      0 s  10.00 ms"), "{said}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Monitors the paths to other hosts, by what their connections count anyway: no packet is sent for it.
+//!
+//! Three threads read counters, each those of its own connections, and add what has come since to one table:
+//! `vtl-broker` sessions (`session.rs`; 10 times a second, at most 1,024 each time), `vtl-flows` other carriers and flows'
+//! own TCP connections (`carrier.rs`, `tcp.rs`; 10 times a second, at most 256 connections a second), `vtl-proxy`
+//! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`.
+
+mod carrier;
+mod session;
+mod status;
+mod tcp;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use vtl_core::netmon::{Counters, Estimator, Metrics, Tracker, best};
+use vtl_proto::carrier::Kind;
+
+pub(crate) use carrier::counters as of_carrier;
+pub(crate) use session::counters as of_session;
+pub(crate) use tcp::{MOST_READ, TcpWatch, path as of_mptcp};
+
+/// Maximum number of hosts. Of one more, the host whose connections ended first goes.
+const MOST_HOSTS: usize = 1024;
+/// How long figures stay after the last connection.
+const KEPT: Duration = Duration::from_secs(600);
+
+/// What has told of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// Plain TCP connections: flows' own, and proxied ones.
+    Tcp,
+    /// Carriers of a kind.
+    Carrier(Kind),
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp => f.write_str("tcp"),
+            Self::Carrier(kind) => kind.fmt(f),
+        }
+    }
+}
+
+/// What one kind of connection has told of a path.
+#[derive(Debug)]
+struct Told {
+    evidence: Evidence,
+    estimator: Estimator,
+    /// When a connection was last read, and when it last had something new.
+    read: Instant,
+    news: Instant,
+}
+
+/// The paths to other hosts. Shared by threads.
+#[derive(Debug)]
+pub struct NetMonitor {
+    began: Instant,
+    hosts: Mutex<HashMap<IpAddr, Vec<Told>>>,
+}
+
+impl Default for NetMonitor {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            hosts: Mutex::default(),
+        }
+    }
+}
+
+/// The latest reading of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Watch(Tracker);
+
+impl NetMonitor {
+    fn hosts(&self) -> MutexGuard<'_, HashMap<IpAddr, Vec<Told>>> {
+        // Poisoning is harmless: no critical section leaves a partial update.
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a reading of a connection to `peer`, made at `at`.
+    pub(crate) fn note(
+        &self,
+        peer: IpAddr,
+        evidence: Evidence,
+        watch: &mut Watch,
+        at: Instant,
+        counters: Counters,
+    ) {
+        let since = at.saturating_duration_since(self.began).as_nanos();
+        let step = watch
+            .0
+            .advance(u64::try_from(since).unwrap_or(u64::MAX), counters);
+        let peer = peer.to_canonical();
+        let mut hosts = self.hosts();
+        if step.is_some() && hosts.len() >= MOST_HOSTS && !hosts.contains_key(&peer) {
+            make_room(&mut hosts, at);
+        }
+        let told = match step {
+            Some(_) => hosts.entry(peer).or_default(),
+            // A connection that is idle keeps what is known of its path, and no more.
+            None => match hosts.get_mut(&peer) {
+                Some(told) => told,
+                None => return,
+            },
+        };
+        let found = told.iter().position(|told| told.evidence == evidence);
+        let place = match (found, step) {
+            (Some(place), _) => place,
+            (None, None) => return,
+            (None, Some(_)) => {
+                told.push(Told {
+                    evidence,
+                    estimator: Estimator::default(),
+                    read: at,
+                    news: at,
+                });
+                told.len() - 1
+            }
+        };
+        let told = &mut told[place];
+        told.read = told.read.max(at);
+        if let Some(step) = step {
+            told.news = told.news.max(at);
+            told.estimator.add(&step);
+        }
+    }
+
+    /// The metrics of the path to an address, by the newest and best evidence; `None` if nothing is known of it.
+    pub fn metrics(&self, peer: IpAddr) -> Option<Metrics> {
+        let now = Instant::now();
+        let hosts = self.hosts();
+        let told = hosts.get(&peer.to_canonical())?;
+        let told: Vec<_> = told
+            .iter()
+            .filter(|told| told.is_kept(now))
+            .map(|told| told.aged(now))
+            .collect();
+        Some(best(&told)?.1)
+    }
+}
+
+impl Told {
+    fn is_kept(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.read) < KEPT
+    }
+
+    /// The age of what it told, and that.
+    fn aged(&self, now: Instant) -> (Duration, Metrics) {
+        (
+            now.saturating_duration_since(self.news),
+            self.estimator.metrics(),
+        )
+    }
+}
+
+/// Removes hosts whose figures are too old, or else the one whose connections were last read first.
+fn make_room(hosts: &mut HashMap<IpAddr, Vec<Told>>, now: Instant) {
+    hosts.retain(|_, told| {
+        told.retain(|told| told.is_kept(now));
+        !told.is_empty()
+    });
+    if hosts.len() >= MOST_HOSTS {
+        let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
+        let first = hosts.iter().min_by_key(|(_, told)| read(told));
+        if let Some(first) = first.map(|(peer, _)| *peer) {
+            hosts.remove(&first);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

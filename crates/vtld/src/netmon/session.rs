@@ -1,0 +1,34 @@
+//! What sessions of grafts count: `vtl_session.tx`, which the listener writes with each acknowledgement.
+
+use vtl_bpf::sessions::Session;
+use vtl_core::netmon::{Bound, Counters};
+use vtl_proto::nego::Way;
+
+/// Grafts whose congestion control models the path (`bpf/tf/congestion_bbr.h`).
+const MODELLING: [&str; 2] = ["stream", "partial-order"];
+
+/// The counters of a session over a graft; `None` while its packets go by TCP, which hides the path.
+pub(crate) fn counters(entry: &Session<'_>, graft: Option<&str>) -> Option<Counters> {
+    if entry.way() == Way::Tcp {
+        return None;
+    }
+    let (meter, sender) = (entry.meter(), entry.sender());
+    let sent = meter.xid.wrapping_sub(meter.extra);
+    // The kernel counts packets that arrive, and bytes that leave.
+    let arrived = u128::from(meter.received) * u128::from(sender.bytes);
+    let delivered = arrived / u128::from(entry.sent().max(1));
+    Some(Counters {
+        rtt: Some(entry.srtt()),
+        rtt_variance: Some(sender.rtt_variance),
+        min_rtt: entry.measured_rtt(),
+        sent,
+        lost: sent.wrapping_sub(meter.arrived),
+        delivered: u64::try_from(delivered).ok(),
+        bound: match graft {
+            _ if sender.is_limited => Bound::Application,
+            Some(graft) if MODELLING.contains(&graft) => Bound::Path,
+            _ => Bound::Window,
+        },
+        reordering: Some(sender.late),
+    })
+}

@@ -1,0 +1,125 @@
+//! What the kernel's TCP counts: TCP_INFO.
+
+use std::{
+    net::{IpAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{getsockopt, sockopt};
+use vtl_control::CarrierPath;
+use vtl_core::netmon::{Bound, Counters};
+
+use super::{Evidence, NetMonitor, Watch};
+use crate::option;
+
+/// Maximum number of connections that a thread reads in one second: 256 system calls of some 500 ns each.
+pub(crate) const MOST_READ: usize = 256;
+
+/// `TCP_CA_NAME_MAX`, bytes.
+const NAME: usize = 16;
+
+/// One connection that is read from time to time.
+#[derive(Debug, Default)]
+pub(crate) struct TcpWatch {
+    watch: Watch,
+    /// The other host; inner `None`: it is this one. `None`: unknown yet.
+    peer: Option<Option<IpAddr>>,
+    /// Whether its congestion control models the path.
+    models: bool,
+    /// When it was last read; for how long it was sending by then, and bounded by the receiver or its own buffer.
+    last: Option<(Instant, Duration, Duration)>,
+}
+
+impl TcpWatch {
+    /// Reads the counters of a connection, one system call, and notes them.
+    pub(crate) fn read(&mut self, monitor: &NetMonitor, connection: &TcpStream) {
+        let peer = *self.peer.get_or_insert_with(|| {
+            self.models = models(connection);
+            other_host(connection)
+        });
+        let Some(peer) = peer else { return };
+        let Ok(info) = info(connection) else { return };
+        let now = Instant::now();
+        let counters = self.counters(now, &info);
+        monitor.note(peer, Evidence::Tcp, &mut self.watch, now, counters);
+    }
+
+    fn counters(&mut self, now: Instant, info: &libc::tcp_info) -> Counters {
+        let sending = Duration::from_micros(info.tcpi_busy_time);
+        let elsewhere = Duration::from_micros(
+            info.tcpi_rwnd_limited
+                .saturating_add(info.tcpi_sndbuf_limited),
+        );
+        let last = self.last.replace((now, sending, elsewhere));
+        // Nine tenths of the time since the last reading have to be the path's.
+        let is_path = last.is_some_and(|(then, sent, held)| {
+            let passed = now.saturating_duration_since(then);
+            let sending = sending.saturating_sub(sent);
+            let held = elsewhere.saturating_sub(held);
+            !passed.is_zero() && sending.saturating_sub(held) >= passed * 9 / 10
+        });
+        let path = path_of(info);
+        Counters {
+            rtt_variance: Some(Duration::from_micros(info.tcpi_rttvar.into())),
+            rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
+            min_rtt: min_rtt(info),
+            sent: path.sent as u32,
+            lost: path.lost as u32,
+            delivered: path.delivered,
+            bound: match (is_path, self.models) {
+                (false, _) => Bound::Application,
+                (true, true) => Bound::Path,
+                (true, false) => Bound::Window,
+            },
+            // Times that a packet was overtaken, of packets delivered.
+            reordering: (info.tcpi_delivered > 0).then(|| {
+                (f64::from(info.tcpi_reord_seen) / f64::from(info.tcpi_delivered)).min(1.0)
+            }),
+        }
+    }
+}
+
+fn info(connection: &TcpStream) -> std::io::Result<libc::tcp_info> {
+    option::get(connection, libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
+/// `None` before the first sample: the kernel has all ones, or zero, there.
+fn min_rtt(info: &libc::tcp_info) -> Option<Duration> {
+    let us = info.tcpi_min_rtt;
+    (us != 0 && us != u32::MAX).then(|| Duration::from_micros(us.into()))
+}
+
+/// The other host, unless it is this one: an application's connection.
+fn other_host(connection: &TcpStream) -> Option<IpAddr> {
+    let peer = connection.peer_addr().ok()?.ip().to_canonical();
+    let own = connection.local_addr().ok()?.ip().to_canonical();
+    (peer != own && !peer.is_loopback()).then_some(peer)
+}
+
+/// Whether a connection's congestion control models the path: the kernel's BBR, and VTL's `stream`.
+fn models(connection: &TcpStream) -> bool {
+    let name = getsockopt(connection, sockopt::TcpCongestion).unwrap_or_default();
+    let name = name.to_string_lossy();
+    debug_assert!(name.len() <= NAME);
+    name.starts_with("bbr") || name.starts_with("vtl_stream")
+}
+
+/// The counters as a carrier's.
+fn path_of(info: &libc::tcp_info) -> CarrierPath {
+    // Retransmissions that the peer already had (RFC 2883) were not lost.
+    let lost = info.tcpi_total_retrans.wrapping_sub(info.tcpi_dsack_dups);
+    CarrierPath {
+        rtt_ms: f64::from(info.tcpi_rtt) / 1e3,
+        min_rtt_ms: min_rtt(info).map(|rtt| rtt.as_secs_f64() * 1e3),
+        sent: info.tcpi_data_segs_out.into(),
+        lost: lost.into(),
+        delivered: Some(info.tcpi_bytes_acked),
+        app_limited: None,
+        refused: None,
+    }
+}
+
+/// The counters of an MPTCP connection: of its first subflow.
+pub(crate) fn path(connection: &TcpStream) -> Option<CarrierPath> {
+    Some(path_of(&info(connection).ok()?))
+}
