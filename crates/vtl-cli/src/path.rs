@@ -1,8 +1,9 @@
 //! `vtl path`: what is known of the paths to other hosts.
 
+use std::fmt::Write;
 use std::net::IpAddr;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde_json::{Map, Value};
 use vtl_control::{Client, PathReport, PathStatus, Request};
 
@@ -80,11 +81,8 @@ pub(crate) fn run(command: &PathCommand, socket: &SocketArgs) -> anyhow::Result<
 /// The best evidence, and what each kind of connection told if there are several.
 fn text(report: &PathReport) -> String {
     let mut out = String::new();
-    for (key, value) in row(&report.path) {
-        out.push_str(&output::words(&key));
-        out.push_str(": ");
-        out.push_str(value.as_str().unwrap_or_default());
-        out.push('\n');
+    for (key, value) in cells(&report.path) {
+        let _ = writeln!(out, "{}: {value}", output::words(key));
     }
     if report.told.len() > 1 {
         let rows: Vec<_> = report.told.iter().map(row).collect();
@@ -106,7 +104,7 @@ fn text(report: &PathReport) -> String {
 }
 
 /// A path in words, with units; what was not measured is not there.
-fn row(path: &PathStatus) -> Map<String, Value> {
+fn cells(path: &PathStatus) -> Vec<(&'static str, String)> {
     let ms = |value: f64| format!("{value:.2} ms");
     let percent = |value: f64| format!("{value:.2} %");
     let mbit = |value: f64| format!("{value:.2} Mbit/s");
@@ -141,8 +139,16 @@ fn row(path: &PathStatus) -> Map<String, Value> {
     ];
     let known = cells
         .into_iter()
-        .filter_map(|(key, cell)| Some((key.to_owned(), cell?.into())));
+        .filter_map(|(key, cell)| Some((key, cell?)));
     known.collect()
+}
+
+/// The same as a row of a table.
+fn row(path: &PathStatus) -> Map<String, Value> {
+    let cells = cells(path).into_iter();
+    cells
+        .map(|(key, cell)| (key.to_owned(), cell.into()))
+        .collect()
 }
 
 #[cfg(test)]
