@@ -29,7 +29,7 @@ use vtld::{
     handover::{self, Left},
     hooker::{self, Hooker, rules::Prefix},
     identity::Identity,
-    netmon::NetMonitor,
+    netmon::{self, Loopback, NetMonitor},
     panics,
     rules::Keeper,
 };
@@ -105,6 +105,10 @@ struct Args {
     /// File of rules; read again at SIGHUP and by `vtl rule reload`
     #[arg(long, value_name = "FILE", default_value = vtld::rules::DEFAULT_FILE)]
     rules: PathBuf,
+    /// Show delay, loss and bandwidth of the paths (vtl path) to Prometheus, at http://ADDRESS/metrics: a
+    /// loopback address and a port, like 127.0.0.1:9300. All programs of this host can read them
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<Loopback>,
     /// Take over from the daemon that runs: its connections and hooks go on here
     #[arg(long)]
     take_over: bool,
@@ -426,9 +430,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let (mut left, patience) = take_over(args, given.left)?;
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
+    let monitor = Arc::new(NetMonitor::default());
+    if let Some(at) = args.metrics {
+        // The daemon before has let go of the port by now.
+        netmon::serve(at, Arc::clone(&monitor)).with_context(|| format!("cannot serve --metrics {at}"))?;
+    }
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone(), given.frames);
-    let monitor = Arc::new(NetMonitor::default());
     let (broker, thread) = broker::start(config, identity, Arc::clone(&monitor))
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {

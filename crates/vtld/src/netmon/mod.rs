@@ -6,6 +6,7 @@
 //! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`.
 
 mod carrier;
+mod exporter;
 mod session;
 mod status;
 mod tcp;
@@ -22,6 +23,7 @@ use vtl_core::netmon::{Counters, Estimator, Metrics, Tracker, best};
 use vtl_proto::carrier::Kind;
 
 pub(crate) use carrier::counters as of_carrier;
+pub use exporter::{Loopback, serve};
 pub(crate) use session::counters as of_session;
 pub(crate) use tcp::{MOST_READ, TcpWatch, path as of_mptcp};
 

@@ -8,7 +8,7 @@ use std::{
 use vtl_control::{PathList, PathReport, PathStatus};
 use vtl_core::netmon::{Metrics, best};
 
-use super::{Evidence, NetMonitor, Told};
+use super::{Evidence, NetMonitor, Told, exporter::Row};
 
 /// Maximum number of paths in one message.
 const PAGE: usize = 100;
@@ -31,6 +31,23 @@ impl NetMonitor {
             paths: peers.into_iter().filter_map(path).collect(),
             more,
         }
+    }
+
+    /// All that was told, sorted by address.
+    pub(super) fn told(&self) -> Vec<Row> {
+        let now = Instant::now();
+        let hosts = self.hosts();
+        let rows = hosts.iter().flat_map(|(peer, told)| {
+            let told = told.iter().filter(|told| told.is_kept(now));
+            told.map(|told| {
+                let (age, metrics) = told.aged(now);
+                (*peer, told.evidence, age, metrics)
+            })
+        });
+        let mut rows: Vec<_> = rows.collect();
+        drop(hosts);
+        rows.sort_by_key(|(peer, ..)| *peer);
+        rows
     }
 
     /// The path to a host.
