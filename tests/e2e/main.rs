@@ -33,6 +33,7 @@ mod many;
 mod messages;
 mod near;
 mod nego;
+mod netmon;
 mod outage;
 mod packages;
 mod path;

@@ -64,6 +64,7 @@ mod association;
 pub use crate::association::Association;
 pub use crate::association::AssociationError;
 pub use crate::association::Event;
+pub use crate::association::congestion::PathMeasured;
 pub use crate::association::stats::AssociationStats;
 pub use crate::association::stream::{
     DataChannelStats, ReliabilityType, Stream, StreamEvent, StreamId, StreamResetError, StreamState,

@@ -30,9 +30,10 @@ class      lan (below 50 ms), terrestrial (below 500 ms) or long-delay")]
     },
     /// Show all that is known of the path to one of them
     #[command(after_help = "Example: vtl path show 192.0.2.7\n\n  \
-burst     packets lost in a row, on average: about 1 if losses are independent\n  \
-wireless  packets get lost in bursts while no queue stands\n  \
-error     by how much the two highest rates lately differ")]
+clear loss  the share of lost packets of those sent while no queue stood\n  \
+burst       how many of these are lost in a row, on average: about 1 if losses are independent\n  \
+wireless    packets get lost in bursts while no queue stands\n  \
+error       by how much the two highest rates lately differ")]
     Show {
         /// Its address
         address: IpAddr,
@@ -125,6 +126,7 @@ fn cells(path: &PathStatus) -> Vec<(&'static str, String)> {
         ("rtt_variance", path.rtt_variance_ms.map(ms)),
         ("packets", Some(path.packets.to_string())),
         ("loss", path.loss_pct.map(percent)),
+        ("clear_loss", path.clear_loss_pct.map(percent)),
         (
             "burst",
             path.loss_burst.map(|burst| format!("{burst:.1} packets")),

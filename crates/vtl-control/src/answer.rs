@@ -512,7 +512,10 @@ pub struct PathStatus {
     /// Lost packets, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
-    /// Packets lost in a row, on average.
+    /// The same of packets that were sent while no queue stood on the path, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clear_loss_pct: Option<f64>,
+    /// How many of these packets are lost in a row, on average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_burst: Option<f64>,
     /// Packets that arrive behind later ones, percent.

@@ -433,7 +433,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let monitor = Arc::new(NetMonitor::default());
     if let Some(at) = args.metrics {
         // The daemon before has let go of the port by now.
-        netmon::serve(at, Arc::clone(&monitor)).with_context(|| format!("cannot serve --metrics {at}"))?;
+        netmon::serve(at, Arc::clone(&monitor))
+            .with_context(|| format!("cannot serve --metrics {at}"))?;
     }
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone(), given.frames);

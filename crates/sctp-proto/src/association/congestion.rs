@@ -77,6 +77,19 @@ enum Mode {
     ProbeRtt,
 }
 
+/// What the sender's model of a path has measured.
+#[derive(Clone, Copy, Debug)]
+pub struct PathMeasured {
+    /// The smoothed round-trip time; 0 before the first.
+    pub rtt: Duration,
+    /// Its minimum lately.
+    pub min_rtt: Option<Duration>,
+    /// Bytes of user data that were acknowledged.
+    pub delivered: u64,
+    /// The application had not enough to fill the path lately.
+    pub app_limited: bool,
+}
+
 /// The sender's model of a path.
 #[derive(Debug)]
 pub(crate) struct Model {
@@ -168,6 +181,16 @@ impl Model {
     /// The congestion window.
     pub(crate) fn cwnd(&self) -> u32 {
         u32::try_from(self.cwnd).unwrap_or(u32::MAX)
+    }
+
+    /// What it has measured.
+    pub(crate) fn figures(&self) -> PathMeasured {
+        PathMeasured {
+            rtt: self.srtt,
+            min_rtt: self.min_rtt,
+            delivered: self.delivered,
+            app_limited: self.app_limited_until > 0,
+        }
     }
 
     /// Until when nothing may leave; `None` if something may.

@@ -4,7 +4,11 @@
 use alloc::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Association, congestion::Model, timer::Timer};
+use super::{
+    Association,
+    congestion::{Model, PathMeasured},
+    timer::Timer,
+};
 
 /// In place of `cwnd`, `ssthresh` and fast recovery.
 #[derive(Debug, Default)]
@@ -26,6 +30,11 @@ impl Path {
 }
 
 impl Association {
+    /// What the model of the path has measured; `None` without one, and before the first DATA.
+    pub fn measured(&self) -> Option<PathMeasured> {
+        self.path.as_ref()?.model.as_ref().map(Model::figures)
+    }
+
     /// Whether a chunk may leave by the model: `None` without one. `first`: it is the earliest one
     /// in flight, whose retransmission the window does not delay (RFC 9260, section 7.2.4).
     pub(crate) fn path_allows(&mut self, len: usize, first: bool, now: Instant) -> Option<bool> {

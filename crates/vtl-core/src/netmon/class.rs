@@ -48,13 +48,11 @@ impl Metrics {
     /// Whether the path looks wireless: it loses packets in bursts, and not because its queue is full. `None` while too
     /// little is known.
     pub fn looks_wireless(&self) -> Option<bool> {
-        let loss = self
-            .loss
-            .filter(|loss| *loss >= LOSES || self.packets >= PROOF)?;
+        let loss = self.clear_loss?;
         if loss < LOSES {
-            return Some(false);
+            return (self.packets >= PROOF).then_some(false);
         }
-        Some(self.loss_burst? >= BURSTS && !has_queue(self.rtt?, self.min_rtt?))
+        Some(self.loss_burst? >= BURSTS)
     }
 }
 

@@ -37,6 +37,13 @@ pub struct Counters {
     pub reordering: Option<f64>,
 }
 
+impl Counters {
+    fn has_queue(&self) -> bool {
+        let times = self.rtt.zip(self.min_rtt.filter(|min| !min.is_zero()));
+        times.is_some_and(|(rtt, min)| has_queue(rtt, min))
+    }
+}
+
 /// What has come between two readings of a connection's counters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
@@ -52,6 +59,8 @@ pub struct Step {
     pub delivered: Option<u64>,
     /// As in [`Counters`], but [`Bound::Path`] where a window filled a queue.
     pub bound: Bound,
+    /// A queue stood on the path at either reading: what was lost may be its overflow.
+    pub is_queued: bool,
     /// As in [`Counters`], from here on.
     pub rtt: Option<Duration>,
     #[allow(missing_docs)]
@@ -104,9 +113,7 @@ impl Tracker {
         }
         let known = |time: Option<Duration>| time.filter(|time| !time.is_zero());
         let (rtt, min_rtt) = (known(counters.rtt), known(counters.min_rtt));
-        let is_full = rtt
-            .zip(min_rtt)
-            .is_some_and(|(rtt, min)| has_queue(rtt, min));
+        let is_full = counters.has_queue();
         let bound = match counters.bound {
             Bound::Window if is_full => Bound::Path,
             bound => bound,
@@ -118,6 +125,7 @@ impl Tracker {
             lost,
             delivered,
             bound,
+            is_queued: is_full || last.has_queue(),
             rtt,
             rtt_variance: counters.rtt_variance,
             min_rtt,

@@ -34,6 +34,9 @@ struct Bucket {
     from_ns: u64,
     sent: u64,
     lost: i64,
+    /// Of those without a queue on the path.
+    clear_sent: u64,
+    clear_lost: i64,
     min_rtt: Option<Duration>,
     groups: Groups,
 }
@@ -102,7 +105,7 @@ pub struct Estimator {
     rtt_variance: Option<Duration>,
     reordering: Option<f64>,
     buckets: VecDeque<Bucket>,
-    /// Losses and packets that do not make a group yet.
+    /// Packets, and losses, that do not make a group yet: without a queue on the path.
     group: (u32, i64),
     slots: VecDeque<Slot>,
     slot: Option<Slot>,
@@ -132,15 +135,16 @@ impl Estimator {
             });
             self.drop_buckets(step.at_ns);
         }
-        let (sent, lost) = &mut self.group;
-        *sent = sent.saturating_add(step.sent);
-        *lost += i64::from(step.lost);
-        let full = (*sent >= GROUP).then(|| std::mem::take(&mut self.group));
+        let full = self.group(step);
         let Some(bucket) = self.buckets.back_mut() else {
             return;
         };
         bucket.sent += u64::from(step.sent);
         bucket.lost += i64::from(step.lost);
+        if !step.is_queued {
+            bucket.clear_sent += u64::from(step.sent);
+            bucket.clear_lost += i64::from(step.lost);
+        }
         let shortest = step.min_rtt.or(step.rtt);
         bucket.min_rtt = bucket.min_rtt.into_iter().chain(shortest).min();
         if let Some((sent, lost)) = full {
@@ -152,6 +156,18 @@ impl Estimator {
                 squares: l * l / n,
             });
         }
+    }
+
+    /// Packets, and losses, of a group that is full.
+    fn group(&mut self, step: &Step) -> Option<(u32, i64)> {
+        if step.is_queued {
+            self.group = (0, 0);
+            return None;
+        }
+        let (sent, lost) = &mut self.group;
+        *sent = sent.saturating_add(step.sent);
+        *lost += i64::from(step.lost);
+        (*sent >= GROUP).then(|| std::mem::take(&mut self.group))
     }
 
     /// Drops buckets that are too old, or not needed for [`ENOUGH`] packets.
@@ -208,17 +224,24 @@ impl Estimator {
     pub fn metrics(&self) -> Metrics {
         // Of the newest bucket and the one before.
         let lately = self.buckets.iter().rev().take(2);
-        let packets: u64 = self.buckets.iter().map(|bucket| bucket.sent).sum();
-        let lost: i64 = self.buckets.iter().map(|bucket| bucket.lost).sum();
+        let [mut packets, mut clear_packets] = [0; 2];
+        let [mut lost, mut clear_lost] = [0; 2];
         let mut groups = Groups::default();
-        self.buckets
-            .iter()
-            .for_each(|bucket| groups.add(&bucket.groups));
+        for bucket in &self.buckets {
+            packets += bucket.sent;
+            lost += bucket.lost;
+            clear_packets += bucket.clear_sent;
+            clear_lost += bucket.clear_lost;
+            groups.add(&bucket.groups);
+        }
+        let share =
+            |lost: i64, of: u64| (of > 0).then(|| (lost as f64 / of as f64).clamp(0.0, 1.0));
         Metrics {
             min_rtt: lately.filter_map(|bucket| bucket.min_rtt).min(),
             rtt: self.rtt,
             rtt_variance: self.rtt_variance,
-            loss: (packets > 0).then(|| (lost as f64 / packets as f64).clamp(0.0, 1.0)),
+            loss: share(lost, packets),
+            clear_loss: share(clear_lost, clear_packets),
             loss_burst: groups.burst(),
             delivery_rate: self.slots.back().map(Slot::rate),
             bandwidth: self.bandwidth(),

@@ -29,7 +29,9 @@ pub struct Metrics {
     pub rtt_variance: Option<Duration>,
     /// The share of packets that the path loses, 0 to 1.
     pub loss: Option<f64>,
-    /// How many packets are lost in a row, on average: about 1 if losses are independent.
+    /// The same of packets that were sent while no queue stood on the path: what it loses whatever is sent.
+    pub clear_loss: Option<f64>,
+    /// How many of these packets are lost in a row, on average: about 1 if losses are independent.
     pub loss_burst: Option<f64>,
     /// The rate of delivery, bit/s of payload.
     pub delivery_rate: Option<u64>,
@@ -63,17 +65,15 @@ impl Metrics {
         let is_measured = |bandwidth: &Bandwidth| !bandwidth.at_least;
         let [own, theirs] = [self.bandwidth, other.bandwidth];
         // One of two loss figures: they are not of the same packets.
-        let (loss, loss_burst, packets) = match self.loss {
-            None => (other.loss, other.loss_burst, other.packets),
-            Some(_) => (self.loss, self.loss_burst, self.packets),
-        };
+        let of = if self.loss.is_none() { other } else { &self };
         Self {
             min_rtt: self.min_rtt.or(other.min_rtt),
             rtt: self.rtt.or(other.rtt),
             rtt_variance: self.rtt_variance.or(other.rtt_variance),
-            loss,
-            loss_burst,
-            packets,
+            loss: of.loss,
+            clear_loss: of.clear_loss,
+            loss_burst: of.loss_burst,
+            packets: of.packets,
             delivery_rate: self.delivery_rate.or(other.delivery_rate),
             bandwidth: own
                 .filter(is_measured)

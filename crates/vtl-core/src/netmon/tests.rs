@@ -380,27 +380,39 @@ fn class__as_in_table_5_2() {
 
 #[test]
 fn wireless__bursts_without_a_queue() {
-    let path = |loss, burst, rtt, packets| {
+    let path = |loss, burst, packets| {
         let metrics = Metrics {
-            loss: Some(loss),
+            clear_loss: Some(loss),
             loss_burst: burst,
-            min_rtt: Some(ms(20)),
-            rtt: Some(ms(rtt)),
             packets,
             ..Metrics::default()
         };
         metrics.looks_wireless()
     };
-    assert_eq!(path(0.02, Some(3.0), 21, 9000), Some(true));
-    assert_eq!(
-        path(0.02, Some(3.0), 30, 9000),
-        Some(false),
-        "its queue is full"
-    );
-    assert_eq!(path(0.02, Some(1.1), 21, 9000), Some(false), "one by one");
-    assert_eq!(path(0.02, None, 21, 300), None, "too few");
-    assert_eq!(path(0.0, None, 21, 9000), Some(false), "it loses nothing");
-    assert_eq!(path(0.0, None, 21, 300), None);
+    assert_eq!(path(0.02, Some(3.0), 9000), Some(true));
+    assert_eq!(path(0.02, Some(1.1), 9000), Some(false), "one by one");
+    assert_eq!(path(0.02, None, 300), None, "too few");
+    assert_eq!(path(0.0, None, 9000), Some(false), "it loses nothing");
+    assert_eq!(path(0.0, None, 300), None);
+}
+
+#[test]
+fn loss__what_a_queue_drops_is_apart() {
+    let mut fed = Fed::new();
+    fed.counters.min_rtt = Some(ms(40));
+    fed.counters.rtt = Some(ms(41));
+    (0..20).for_each(|_| fed.step(100, 2));
+    // A queue that overflows for half a second, and is seen for one step more.
+    fed.counters.rtt = Some(ms(80));
+    (0..5).for_each(|_| fed.step(100, 50));
+    fed.counters.rtt = Some(ms(41));
+    fed.step(100, 50);
+    (0..10).for_each(|_| fed.step(100, 2));
+    let metrics = fed.metrics();
+    assert_eq!(metrics.loss, Some(360.0 / 3600.0));
+    assert_eq!(metrics.clear_loss, Some(0.02));
+    assert_eq!(metrics.loss_burst, Some(1.0), "a dispersion of 0");
+    assert_eq!(metrics.looks_wireless(), Some(false));
 }
 
 #[test]
@@ -479,7 +491,7 @@ proptest! {
             fed.counters = counters;
             fed.read();
             let metrics = fed.metrics();
-            let shares = [metrics.loss, metrics.reordering, metrics.bandwidth.map(|b| b.error)];
+            let shares = [metrics.loss, metrics.clear_loss, metrics.reordering, metrics.bandwidth.map(|b| b.error)];
             prop_assert!(shares.into_iter().flatten().all(|share| (0.0..=1.0).contains(&share)));
             prop_assert!(metrics.loss_burst.is_none_or(|burst| burst >= 1.0 && burst.is_finite()));
         }

@@ -203,7 +203,7 @@ type Metric = (
     fn(&Duration, &Metrics) -> Option<f64>,
 );
 
-const METRICS: [Metric; 12] = [
+const METRICS: [Metric; 13] = [
     (
         "age_seconds",
         "Time since these connections had something new.",
@@ -227,8 +227,13 @@ const METRICS: [Metric; 12] = [
     }),
     ("loss_ratio", "Share of lost packets.", |_, m| m.loss),
     (
+        "clear_loss_ratio",
+        "Share of lost packets of those sent while no queue stood.",
+        |_, m| m.clear_loss,
+    ),
+    (
         "loss_burst_packets",
-        "Packets lost in a row, on average.",
+        "How many of these are lost in a row, on average.",
         |_, m| m.loss_burst,
     ),
     (

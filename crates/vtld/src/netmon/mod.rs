@@ -25,7 +25,7 @@ use vtl_proto::carrier::Kind;
 pub(crate) use carrier::counters as of_carrier;
 pub use exporter::{Loopback, serve};
 pub(crate) use session::counters as of_session;
-pub(crate) use tcp::{MOST_READ, TcpWatch, path as of_mptcp};
+pub(crate) use tcp::{MOST_READ, TcpWatch, mptcp};
 
 /// Maximum number of hosts. Of one more, the host whose connections ended first goes.
 const MOST_HOSTS: usize = 1024;

@@ -101,6 +101,7 @@ fn row(peer: IpAddr, evidence: Evidence, age: Duration, metrics: &Metrics) -> Pa
         rtt_variance_ms: ms(metrics.rtt_variance),
         packets: metrics.packets,
         loss_pct: percent(metrics.loss),
+        clear_loss_pct: percent(metrics.clear_loss),
         loss_burst: metrics.loss_burst.map(|burst| rounded(burst, 2)),
         reordering_pct: percent(metrics.reordering),
         delivery_mbit: metrics.delivery_rate.map(mbit),

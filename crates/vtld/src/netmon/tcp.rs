@@ -1,6 +1,7 @@
 //! What the kernel's TCP counts: TCP_INFO.
 
 use std::{
+    cell::RefCell,
     net::{IpAddr, TcpStream},
     time::{Duration, Instant},
 };
@@ -119,7 +120,17 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
     }
 }
 
-/// The counters of an MPTCP connection: of its first subflow.
-pub(crate) fn path(connection: &TcpStream) -> Option<CarrierPath> {
-    Some(path_of(&info(connection).ok()?))
+/// Returns what reads the counters of an MPTCP connection: those of its first subflow.
+pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
+    let watch = RefCell::new(TcpWatch::default());
+    move |connection| {
+        let info = info(connection).ok()?;
+        let now = Instant::now();
+        let counters = watch.borrow_mut().counters(now, &info);
+        let path = CarrierPath {
+            app_limited: Some(counters.bound == Bound::Application),
+            ..path_of(&info)
+        };
+        Some((now, path))
+    }
 }

@@ -37,8 +37,7 @@ use super::{
 };
 use crate::{
     broker::{random_token, set_linger},
-    netmon::of_mptcp,
-    option,
+    netmon, option,
 };
 
 /// Maximum size of a chunk, bytes.
@@ -244,6 +243,7 @@ fn carrier(
     );
     let socket = Rc::new(socket);
     let known = Rc::downgrade(&socket);
+    let counters = netmon::mptcp();
     let pipe = Pipe::new(HEADER + CHUNK);
     pipes.borrow_mut().push(Rc::clone(&pipe));
     let (driven, pipes) = (Rc::clone(&pipe), Rc::clone(pipes));
@@ -270,10 +270,7 @@ fn carrier(
         pipe,
         is_encrypted,
         library: Box::new(|| 0),
-        figures: Box::new(move || {
-            let socket = known.upgrade()?;
-            Some((std::time::Instant::now(), of_mptcp(socket.get_ref())?))
-        }),
+        figures: Box::new(move || counters(known.upgrade()?.get_ref())),
     }
 }
 

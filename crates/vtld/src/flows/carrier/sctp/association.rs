@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use sctp_proto::{
     Association, AssociationHandle, ClientConfig, DatagramEvent, Endpoint, EndpointConfig, Event,
-    Payload, PayloadProtocolIdentifier, ReliabilityType, ServerConfig, StreamEvent,
+    PathMeasured, Payload, PayloadProtocolIdentifier, ReliabilityType, ServerConfig, StreamEvent,
     TransportConfig,
 };
 use tokio::{task::yield_now, time::sleep_until};
@@ -88,6 +88,8 @@ pub(super) struct Shared {
 pub(super) struct Figures {
     /// The latest round-trip time (PING, PONG).
     pub(super) rtt: Cell<Option<Duration>>,
+    /// What the sender's model of the path has.
+    pub(super) measured: Cell<Option<PathMeasured>>,
     /// Packets sent, and DATA chunks retransmitted.
     pub(super) sent: Cell<u64>,
     pub(super) again: Cell<u64>,
@@ -364,6 +366,8 @@ impl Driver {
         self.read()?;
         let unread = self.association.as_ref().map(|(_, a)| a.unread());
         self.shared.unread.set(unread.unwrap_or(0));
+        let measured = self.association.as_ref().and_then(|(_, a)| a.measured());
+        self.shared.figures.measured.set(measured);
         // Data is in flight: an acknowledgement is due.
         if self.newest != self.acknowledged {
             self.waits.get_or_insert(now);

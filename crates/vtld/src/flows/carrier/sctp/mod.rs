@@ -217,13 +217,18 @@ impl Shared {
     /// Statistics for `status`.
     fn figures(&self) -> CarrierPath {
         let figures = &self.figures;
-        let rtt = figures.rtt.get().unwrap_or_default();
+        let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 1e2;
+        let measured = figures.measured.get();
+        let smoothed = measured.map(|measured| measured.rtt);
+        let rtt = smoothed.filter(|rtt| !rtt.is_zero()).or(figures.rtt.get());
         CarrierPath {
-            rtt_ms: (rtt.as_secs_f64() * 1e5).round() / 1e2,
+            rtt_ms: ms(rtt.unwrap_or_default()),
+            min_rtt_ms: measured.and_then(|measured| measured.min_rtt).map(ms),
+            delivered: measured.map(|measured| measured.delivered),
+            app_limited: measured.map(|measured| measured.app_limited),
             sent: figures.sent.get(),
             lost: figures.again.get(),
             refused: Some(figures.refused.get()),
-            ..CarrierPath::default()
         }
     }
 }
