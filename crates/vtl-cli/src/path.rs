@@ -1,7 +1,10 @@
 //! `vtl path`: what is known of the paths to other hosts.
 
 use std::fmt::Write;
+use std::io::{self, IsTerminal};
 use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::{Map, Value};
@@ -41,7 +44,21 @@ error       by how much the two highest rates lately differ")]
         #[arg(long)]
         json: bool,
     },
+    /// Show the list again every second, until it is interrupted
+    #[command(after_help = "Example: vtl path watch --json | jq .rtt_ms\n\n\
+With --json each line is a path, as in `vtl path list --json`, that has something new.")]
+    Watch {
+        /// Seconds in between
+        #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        interval: u64,
+        /// Write a line of JSON for each path that has something new
+        #[arg(long)]
+        json: bool,
+    },
 }
+
+/// Clears a terminal's screen, and goes to its first line (ECMA-48).
+const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// Runs a subcommand of `vtl path`.
 pub(crate) fn run(command: &PathCommand, socket: &SocketArgs) -> anyhow::Result<()> {
@@ -50,23 +67,11 @@ pub(crate) fn run(command: &PathCommand, socket: &SocketArgs) -> anyhow::Result<
             let list = daemon::ask(&socket.socket, Client::paths)?;
             if *json {
                 output::show(&list, true)?;
-            } else if list.paths.is_empty() {
-                output::print("paths: none; nothing was carried in the last ten minutes\n")?;
             } else {
-                let rows: Vec<_> = list.paths.iter().map(row).collect();
-                let columns = [
-                    "peer",
-                    "evidence",
-                    "age",
-                    "class",
-                    "min_rtt",
-                    "rtt",
-                    "loss",
-                    "bandwidth",
-                ];
-                output::print(&output::table(&rows.iter().collect::<Vec<_>>(), &columns))?;
+                output::print(&listed(&list.paths))?;
             }
         }
+        PathCommand::Watch { interval, json } => watch(socket, *interval, *json)?,
         PathCommand::Show { address, json } => {
             let report: PathReport = socket.call(&Request::PathShow { peer: *address })?;
             if *json {
@@ -77,6 +82,59 @@ pub(crate) fn run(command: &PathCommand, socket: &SocketArgs) -> anyhow::Result<
         }
     }
     Ok(())
+}
+
+/// Shows all paths again and again, until the reader has gone.
+fn watch(socket: &SocketArgs, interval: u64, json: bool) -> anyhow::Result<()> {
+    let pause = Duration::from_secs(interval);
+    let is_terminal = io::stdout().is_terminal();
+    let mut last = Vec::new();
+    loop {
+        let list = daemon::ask(&socket.socket, Client::paths)?;
+        if json {
+            for path in changed(&list.paths, &last) {
+                output::print(&format!("{}\n", serde_json::to_string(path)?))?;
+            }
+            last = list.paths;
+        } else {
+            let clear = if is_terminal { CLEAR } else { "" };
+            output::print(&format!("{clear}{}\n", listed(&list.paths)))?;
+        }
+        thread::sleep(pause);
+    }
+}
+
+/// The paths that have something new, besides their age.
+fn changed<'a>(paths: &'a [PathStatus], last: &[PathStatus]) -> Vec<&'a PathStatus> {
+    let is_known = |path: &PathStatus| {
+        let mut same = last.iter().filter(|known| known.peer == path.peer);
+        same.any(|known| {
+            let known = PathStatus {
+                age_s: path.age_s,
+                ..known.clone()
+            };
+            known == *path
+        })
+    };
+    paths.iter().filter(|path| !is_known(path)).collect()
+}
+
+fn listed(paths: &[PathStatus]) -> String {
+    if paths.is_empty() {
+        return "paths: none; nothing was carried in the last ten minutes\n".to_owned();
+    }
+    let rows: Vec<_> = paths.iter().map(row).collect();
+    let columns = [
+        "peer",
+        "evidence",
+        "age",
+        "class",
+        "min_rtt",
+        "rtt",
+        "loss",
+        "bandwidth",
+    ];
+    output::table(&rows.iter().collect::<Vec<_>>(), &columns)
 }
 
 /// The best evidence, and what each kind of connection told if there are several.
@@ -196,5 +254,20 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("  quic      0 s  10.00 ms"), "{said}");
+    }
+
+    #[test]
+    fn changed__what_is_older_is_not_new() {
+        let older = PathStatus {
+            age_s: 1.2,
+            ..path()
+        };
+        let slower = PathStatus {
+            rtt_ms: Some(80.0),
+            ..path()
+        };
+        assert_eq!(changed(&[older], &[path()]), Vec::<&PathStatus>::new());
+        assert_eq!(changed(std::slice::from_ref(&slower), &[path()]), [&slower]);
+        assert_eq!(changed(&[path()], &[]).len(), 1);
     }
 }
