@@ -55,9 +55,3 @@ impl Metrics {
         Some(self.loss_burst? >= BURSTS)
     }
 }
-
-/// Whether a queue stands on the path: the round trip exceeds the minimum by an eighth, and by half a millisecond, as hosts
-/// are late by that.
-pub(super) fn has_queue(rtt: Duration, min: Duration) -> bool {
-    rtt.saturating_sub(min) > min / 8 + Duration::from_micros(500)
-}

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::class::has_queue;
-
 /// What bounded a sender's rate lately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bound {
@@ -37,10 +35,18 @@ pub struct Counters {
     pub reordering: Option<f64>,
 }
 
+/// Part of the minimum round trip by which the smoothed one exceeds it where a queue stands, or stood a moment ago; a
+/// window that leaves in one burst makes one for that moment, so where it must stand, more.
+const QUEUE: u32 = 8;
+const STANDING: u32 = 4;
+/// And in any case, as hosts are late by so much.
+const LATE: Duration = Duration::from_micros(500);
+
 impl Counters {
-    fn has_queue(&self) -> bool {
+    /// Whether the smoothed round trip exceeds the minimum by this part of it.
+    fn has_queue(&self, part: u32) -> bool {
         let times = self.rtt.zip(self.min_rtt.filter(|min| !min.is_zero()));
-        times.is_some_and(|(rtt, min)| has_queue(rtt, min))
+        times.is_some_and(|(rtt, min)| rtt.saturating_sub(min) > min / part + LATE)
     }
 }
 
@@ -57,7 +63,7 @@ pub struct Step {
     pub lost: i32,
     /// Bytes delivered, if known.
     pub delivered: Option<u64>,
-    /// As in [`Counters`], but [`Bound::Path`] where a window filled a queue.
+    /// As in [`Counters`], but [`Bound::Path`] where a window has kept a queue filled, at both readings.
     pub bound: Bound,
     /// A queue stood on the path at either reading: what was lost may be its overflow.
     pub is_queued: bool,
@@ -113,7 +119,8 @@ impl Tracker {
         }
         let known = |time: Option<Duration>| time.filter(|time| !time.is_zero());
         let (rtt, min_rtt) = (known(counters.rtt), known(counters.min_rtt));
-        let is_full = counters.has_queue();
+        // The queue has to stand for all of the time.
+        let is_full = [counters, last].iter().all(|at| at.has_queue(STANDING));
         let bound = match counters.bound {
             Bound::Window if is_full => Bound::Path,
             bound => bound,
@@ -125,7 +132,7 @@ impl Tracker {
             lost,
             delivered,
             bound,
-            is_queued: is_full || last.has_queue(),
+            is_queued: [counters, last].iter().any(|at| at.has_queue(QUEUE)),
             rtt,
             rtt_variance: counters.rtt_variance,
             min_rtt,

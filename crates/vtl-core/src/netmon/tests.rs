@@ -126,21 +126,30 @@ fn tracker__estimated_deliveries_that_go_back_are_not_counted_twice() {
 
 #[test]
 fn tracker__a_window_is_bounded_by_the_path_where_a_queue_stands() {
-    let bound = |rtt: u64, bound| {
-        let counters = Counters {
-            sent: 1,
-            rtt: Some(ms(rtt)),
-            min_rtt: Some(ms(40)),
-            bound,
-            ..Counters::default()
-        };
-        Tracker::default().advance(0, counters).unwrap().bound
+    let bound = |rtts: [u64; 2], bound| {
+        let mut tracker = Tracker::default();
+        let steps = rtts.map(|rtt| {
+            let counters = Counters {
+                sent: rtt as u32,
+                rtt: Some(ms(rtt)),
+                min_rtt: Some(ms(40)),
+                bound,
+                ..Counters::default()
+            };
+            tracker.advance(rtt, counters).unwrap()
+        });
+        (steps[1].bound, steps[1].is_queued)
     };
-    assert_eq!(bound(60, Bound::Window), Bound::Path);
-    // An eighth of 40 ms, and half a millisecond.
-    assert_eq!(bound(45, Bound::Window), Bound::Window);
-    assert_eq!(bound(60, Bound::Application), Bound::Application);
-    assert_eq!(bound(40, Bound::Path), Bound::Path);
+    assert_eq!(bound([60, 61], Bound::Window), (Bound::Path, true));
+    // A fourth of 40 ms, and half a millisecond.
+    assert_eq!(bound([50, 61], Bound::Window), (Bound::Window, true));
+    assert_eq!(bound([45, 61], Bound::Window), (Bound::Window, true));
+    assert_eq!(bound([44, 45], Bound::Window), (Bound::Window, false));
+    assert_eq!(
+        bound([60, 61], Bound::Application),
+        (Bound::Application, true)
+    );
+    assert_eq!(bound([40, 41], Bound::Path), (Bound::Path, false));
 }
 
 #[test]

@@ -109,12 +109,14 @@ fn models(connection: &TcpStream) -> bool {
 fn path_of(info: &libc::tcp_info) -> CarrierPath {
     // Retransmissions that the peer already had (RFC 2883) were not lost.
     let lost = info.tcpi_total_retrans.wrapping_sub(info.tcpi_dsack_dups);
+    // In order, and behind a gap (RFC 2018).
+    let behind = u64::from(info.tcpi_sacked) * u64::from(info.tcpi_snd_mss);
     CarrierPath {
         rtt_ms: f64::from(info.tcpi_rtt) / 1e3,
         min_rtt_ms: min_rtt(info).map(|rtt| rtt.as_secs_f64() * 1e3),
         sent: info.tcpi_data_segs_out.into(),
         lost: lost.into(),
-        delivered: Some(info.tcpi_bytes_acked),
+        delivered: Some(info.tcpi_bytes_acked.saturating_add(behind)),
         app_limited: None,
         refused: None,
     }
