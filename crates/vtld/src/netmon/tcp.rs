@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    io,
     net::{IpAddr, TcpStream},
     time::{Duration, Instant},
 };
@@ -15,9 +16,6 @@ use crate::option;
 
 /// Maximum number of connections that a thread reads in one second: 256 system calls of some 500 ns each.
 pub(crate) const MOST_READ: usize = 256;
-
-/// `TCP_CA_NAME_MAX`, bytes.
-const NAME: usize = 16;
 
 /// One connection that is read from time to time.
 #[derive(Debug, Default)]
@@ -34,11 +32,15 @@ pub(crate) struct TcpWatch {
 impl TcpWatch {
     /// Reads the counters of a connection, one system call, and notes them.
     pub(crate) fn read(&mut self, monitor: &NetMonitor, connection: &TcpStream) {
-        let peer = *self.peer.get_or_insert_with(|| {
+        if self.peer.is_none() {
+            // It may be connecting still.
+            let Ok(peer) = other_host(connection) else {
+                return;
+            };
+            self.peer = Some(peer);
             self.models = models(connection);
-            other_host(connection)
-        });
-        let Some(peer) = peer else { return };
+        }
+        let Some(Some(peer)) = self.peer else { return };
         let Ok(info) = info(connection) else { return };
         let now = Instant::now();
         let counters = self.counters(now, &info);
@@ -80,7 +82,7 @@ impl TcpWatch {
     }
 }
 
-fn info(connection: &TcpStream) -> std::io::Result<libc::tcp_info> {
+fn info(connection: &TcpStream) -> io::Result<libc::tcp_info> {
     option::get(connection, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
@@ -90,18 +92,20 @@ fn min_rtt(info: &libc::tcp_info) -> Option<Duration> {
     (us != 0 && us != u32::MAX).then(|| Duration::from_micros(us.into()))
 }
 
-/// The other host, unless it is this one: an application's connection.
-fn other_host(connection: &TcpStream) -> Option<IpAddr> {
-    let peer = connection.peer_addr().ok()?.ip().to_canonical();
-    let own = connection.local_addr().ok()?.ip().to_canonical();
-    (peer != own && !peer.is_loopback()).then_some(peer)
+/// The other host; `None` if it is this one: an application's connection.
+///
+/// # Errors
+/// It is not connected.
+fn other_host(connection: &TcpStream) -> io::Result<Option<IpAddr>> {
+    let peer = connection.peer_addr()?.ip().to_canonical();
+    let own = connection.local_addr()?.ip().to_canonical();
+    Ok((peer != own && !peer.is_loopback()).then_some(peer))
 }
 
 /// Whether a connection's congestion control models the path: the kernel's BBR, and VTL's `stream`.
 fn models(connection: &TcpStream) -> bool {
     let name = getsockopt(connection, sockopt::TcpCongestion).unwrap_or_default();
     let name = name.to_string_lossy();
-    debug_assert!(name.len() <= NAME);
     name.starts_with("bbr") || name.starts_with("vtl_stream")
 }
 
@@ -134,5 +138,71 @@ pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
             ..path_of(&info)
         };
         Some((now, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counters of TCP that has been sending for so many milliseconds, of which the receiver took none for some.
+    fn info(sending: u64, held: u64) -> libc::tcp_info {
+        // SAFETY: numbers, of which zeros are valid.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        info.tcpi_busy_time = sending * 1000;
+        info.tcpi_rwnd_limited = held * 1000;
+        info
+    }
+
+    #[test]
+    fn counters__what_bounds_the_rate() {
+        let began = Instant::now();
+        // Readings after 1 s: time spent sending, and held up by the receiver.
+        let bound = |models, sending: u64, held: u64| {
+            let mut watch = TcpWatch {
+                models,
+                ..TcpWatch::default()
+            };
+            let first = watch.counters(began, &info(5000, 70));
+            assert_eq!(first.bound, Bound::Application, "nobody knows yet");
+            let later = began + Duration::from_secs(1);
+            watch
+                .counters(later, &info(5000 + sending, 70 + held))
+                .bound
+        };
+        assert_eq!(bound(false, 1000, 0), Bound::Window);
+        assert_eq!(bound(true, 1000, 0), Bound::Path);
+        assert_eq!(bound(true, 899, 0), Bound::Application);
+        assert_eq!(bound(true, 1000, 101), Bound::Application);
+        assert_eq!(bound(false, 950, 50), Bound::Window);
+    }
+
+    #[test]
+    fn path_of__losses_and_deliveries() {
+        let mut info = info(0, 0);
+        assert_eq!(path_of(&info).min_rtt_ms, None);
+        info.tcpi_min_rtt = u32::MAX;
+        assert_eq!(path_of(&info).min_rtt_ms, None, "not measured");
+        info.tcpi_min_rtt = 1500;
+        info.tcpi_data_segs_out = 100;
+        info.tcpi_total_retrans = 7;
+        info.tcpi_dsack_dups = 2;
+        info.tcpi_bytes_acked = 9000;
+        info.tcpi_sacked = 3;
+        info.tcpi_snd_mss = 1000;
+        let path = path_of(&info);
+        assert_eq!((path.min_rtt_ms, path.sent, path.lost), (Some(1.5), 100, 5));
+        assert_eq!(path.delivered, Some(12_000));
+    }
+
+    #[test]
+    fn read__not_of_applications_connections() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let monitor = NetMonitor::default();
+        let mut watch = TcpWatch::default();
+        watch.read(&monitor, &client);
+        assert_eq!(watch.peer, Some(None));
+        assert!(monitor.list(None).paths.is_empty());
     }
 }
