@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use serde_json::Value;
-use vtl_testbed::{DirectionStats, Host, Link};
+use vtl_testbed::{DirectionStats, Host, Link, LossModel};
 
 use crate::harness::{World, payload, words};
 
@@ -187,4 +187,33 @@ fn netmon__tcp_over_a_path_that_loses_tells_a_lower_bound() {
             .as_f64()
             .is_some_and(|mbit| mbit < RATE_MBIT)
     );
+}
+
+/// Losses of four packets in a row, on average, and no queue: as over radio.
+#[test]
+fn netmon__losses_in_bursts_are_told_apart() {
+    let bursts = Link {
+        loss_model: LossModel::GilbertElliott {
+            burst_packets: 4.0,
+            bad_loss_pct: 100.0,
+        },
+        ..link(LOSS_PCT)
+    };
+    let Some(mut world) = World::alone("netmon-burst", &bursts) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&[]);
+    world.serve("big", SIZE);
+    world.meet_by(&["--carrier", "graft"]);
+    let mut download = world.start_over("graft", world.servers()[0], "big");
+    assert!(download.process.wait().success());
+    download.check();
+    let client = world.testbed.addr4(Host::Client).to_string();
+    let told = world.told(Host::Server, &client, "graft");
+    eprintln!("{told}");
+    // Some 45 bursts: their mean length is uncertain by a third.
+    let burst = told["loss_burst"].as_f64().expect("enough packets");
+    assert!((2.0..8.0).contains(&burst), "{told}");
+    assert_eq!(told["looks_wireless"], true);
 }
