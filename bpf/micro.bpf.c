@@ -70,9 +70,9 @@ MICRO(nothing, SESSION; __u64 c = 0, c = i, KEEP(c))
     if (vtl_fetch(&c))                                                                             \
     return -1
 
-MICRO(congestion_start, OUT, s->tx.acks = 1, tf_congestion_start(&c))
+MICRO(congestion_start, OUT, s->tx.acks = 1, tf_congestion_start(&c, BBR(s)))
 MICRO(pace_wait, OUT, s->tx.pace_ns = 0, tf_pace_wait(&c))
-MICRO_ONCE(choose, OUT, c.seq = 0, tf_choose(&c))
+MICRO_ONCE(choose, OUT, c.seq = 0, tf_choose(&c, &BBR(s)->loss_q16))
 MICRO(fetch, OUT, c.seq = i, vtl_fetch(&c))
 /* A new packet each time, as in order. */
 MICRO(number, OUT, c.flags = 0; c.seq = i; VTL_STORE(s->tx.next, i), tf_number(&c))
@@ -100,8 +100,7 @@ MICRO_ONCE(receive_place, IN, c.seq = s->rx.cum, tf_receive_place(&c))
 MICRO_ONCE(receive_place_last, IN, c.seq = s->rx.cum;
            hdr.h.flags = VTL_F_ACK_NOW, tf_receive_place(&c))
 MICRO(ack_note, IN, c.seq = i, tf_ack_note(&c))
-MICRO(reverse_note, IN, s->tx.next = s->tx.una + 64,
-      tf_reverse_note(&c, VTL_OWN(s, tx, struct vtl_reverse)))
+MICRO(reverse_note, IN, s->tx.next = s->tx.una + 64, tf_reverse_note(&c, REVERSE(s)))
 
 #define ANSWER                                                                                     \
     SESSION;                                                                                       \
@@ -149,15 +148,14 @@ MICRO_ONCE(loss_selective, ACKD, s->tx.next = 64; s->tx.tail = 0, tf_loss_select
 MICRO_ONCE(loss_selective_bitmap, ACKD, c.words += WORDS; s->tx.next = 64 * WORDS;
            s->tx.acked_xid = 1 << 20; NEXT_LOSSES, tf_loss_selective(&c, 1))
 MICRO(rtt, ACKD, hdr.echo_ts = vtl_swap32((__u32)(c.now / VTL_NS_PER_US) - 1000 - i), tf_rtt(&c))
-MICRO(reverse, ACKD, VTL_OWN(s, tx, struct vtl_reverse)->came_ns = c.now - zero;
-      VTL_OWN(s, tx, struct vtl_reverse)->took_us = i,
-      tf_reverse(&c, VTL_OWN(s, tx, struct vtl_reverse)))
-MICRO(rate, ACKD, c.delivered = 16; s->tx.next = 64; sent->xid = 0; sent->delivered = 0;
-      sent->sent_ns = c.now - VTL_NS_PER_MS;
-      sent->delivered_ns = c.now - VTL_NS_PER_MS, tf_rate(&c))
-MICRO_ONCE(congestion_bbr, ACKD, c.delivered = zero + 16; c.rtt_us = zero + 1000;
-           c.rate = zero + (1 << 20); c.in_flight = zero + 64;
-           s->tx.delivered += 16, tf_congestion_bbr(&c))
+MICRO(reverse, ACKD, REVERSE(s)->came_ns = c.now - zero;
+      REVERSE(s)->took_us = i, tf_reverse(&c, REVERSE(s)))
+MICRO(rate, ACKD, BBR(s)->min_rtt_us = 900; c.delivered = 16; s->tx.next = 64; sent->xid = 0;
+      sent->delivered = 0; sent->sent_ns = c.now - VTL_NS_PER_MS;
+      sent->delivered_ns = c.now - VTL_NS_PER_MS, tf_rate(&c, BBR(s)->min_rtt_us))
+MICRO_ONCE(congestion_bbr, ACKD, BBR(s)->min_rtt_us = 900; c.delivered = zero + 16;
+           c.rtt_us = zero + 1000; c.rate = zero + (1 << 20); c.in_flight = zero + 64;
+           s->tx.delivered += 16, tf_congestion_bbr(&c, BBR(s)))
 
 /* -------------------------------------------------------------------------------- composition */
 

@@ -63,6 +63,60 @@
  * few that overtake the others. */
 #define VTL_BBR_LATE 8192
 
+/* State of the model, initially zero. Of a session: written by the listener, before the first
+ * packet by egress. Rates in packets per 1,024 seconds. */
+struct vtl_bbr {
+    __u64 bw_max[10]; /* maximum delivery rate in each of the latest rounds */
+    __u64 bw;         /* maximum of those */
+    __u64 full_bw;    /* STARTUP: the rate that growth is compared with */
+    __u64 next_round; /* `delivered` at which the round ends */
+    __u64 min_rtt_ns_at;
+    __u64 phase_ns; /* start of the phase */
+    __u64 phase_bw; /* bw at that time */
+    __u64 probe_rtt_end_ns;
+    __u64 last_lost; /* tx.lost_total at the end of the latest round */
+    /* competition with a flow that fills the queue */
+    __u64 window;    /* packets, after CUBIC */
+    __u64 most;      /* window at the latest loss; in VTL_BBR_TRY: window of the phase */
+    __u64 epoch_ns;  /* time of the latest loss */
+    __u32 k_ms;      /* time from the epoch until the window is `most` again */
+    __u32 competing; /* 0 or 1 */
+    __u32 busy; /* consecutive times that the queue did not drain; while competing: rounds in a row
+                 * without a queue until competition ends */
+    __u32 yielded; /* round of the latest multiplicative decrease */
+    __u32 rounds;
+    __u32 phase_round; /* round in which the phase began */
+    __u32 slot;        /* entry of bw_max for the current round */
+    __u32 min_rtt_us;
+    __u32 round_min_us; /* minimum round-trip time of this round */
+    __u32 probe_us;     /* minimum in PROBE_RTT */
+    __u32 mode;         /* enum vtl_bbr_mode */
+    __u32 phase;        /* enum vtl_bbr_phase */
+    __u32 full_count;
+    __u32 loss_q16;      /* smoothed loss rate, 65,536 = all */
+    __u32 floor_q16;     /* the path's own loss rate: that of phases below the bottleneck's rate */
+    __u32 round_sent;    /* transmissions, as vtl_meter counts them, and arrivals, */
+    __u32 round_arrived; /* at the latest update of `loss_q16` */
+    __u32 less_from;     /* first transmission of the latest phase below the bottleneck's rate, */
+    __u32 less_to;       /* first transmission after it; */
+    __u32 less;          /* 1 during the phase */
+    __u32 less_sent;     /* transmissions in such phases since the latest update of `floor_q16` */
+    __u32 less_arrived;
+    __u32 queued;  /* no sample of the latest round showed the queue empty */
+    __u32 marks;   /* packets marked by the path (ECN CE), modulo 2^16, */
+    __u32 marked;  /* 1 if any in this round */
+    __u32 from_us; /* EMPTY and TRY, or competing: minimum round-trip time before, 0 once another
+                    * was seen */
+    __u32 from;    /* competing: maximum in flight at that round-trip time, */
+    __u32 alone;   /* rounds in a row with half of it or less in flight */
+};
+
+enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
+
+/* Phases of VTL_BBR_PROBE_BW: UP probes for bandwidth, DOWN drains the probe's queue, CRUISE keeps
+ * to the rate, EMPTY drains a standing queue, TRY tells whether the path has become longer. */
+enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY, VTL_BBR_TRY };
+
 /* Input of the model, per acknowledgement, and its output (`cwnd`, `pace`). */
 struct vtl_bbr_ack {
     __u64 now;         /* ns */

@@ -8,21 +8,22 @@
 
 /* egress: before the first packet. Paces the initial window over half a round trip, if the
  * handshake measured one. */
-VTL_INLINE void tf_congestion_start(struct vtl_out *o) {
+VTL_INLINE void tf_congestion_start(struct vtl_out *o, struct vtl_bbr *b) {
     struct vtl_tx *tx = &o->s->tx;
     if (tx->next)
         return;
-    if (!tx->bbr.floor_q16)
-        tx->bbr.floor_q16 = VTL_BBR_LOSS_MAX;
+    if (!b->floor_q16)
+        b->floor_q16 = VTL_BBR_LOSS_MAX;
     if (tx->acks)
         return;
-    vtl_bbr_start(&tx->bbr, o->now, tx->srtt_us);
+    vtl_bbr_start(b, o->now, tx->srtt_us);
+    tx->mode = VTL_MODE_STARTUP;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);
 }
 
 /* listener */
-VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
+VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a, struct vtl_bbr *b) {
     VTL_TF(congestion_bbr, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
     struct vtl_bbr_ack ack = {
@@ -49,7 +50,9 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a) {
         .app_limited = a->app_limited,
     };
 
-    vtl_bbr_update(&tx->bbr, &ack);
+    vtl_bbr_update(b, &ack);
+    _Static_assert((int)VTL_MODE_STARTUP + VTL_BBR_PROBE_RTT == VTL_MODE_PROBE_RTT, "same order");
+    tx->mode = VTL_MODE_STARTUP + b->mode;
     tx->pacing_gap_ns = ack.pace ? 1024 * VTL_NS_PER_S / ack.pace : 0;
     tx->cwnd = ack.cwnd;
 }

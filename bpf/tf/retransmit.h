@@ -87,9 +87,9 @@ VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
  * the ring is the limit, since more will follow; at most one copy per half a round trip, for apps
  * that write packet by packet.
  */
-VTL_INLINE int vtl_end_twice(struct vtl_out *o) {
+VTL_INLINE int vtl_end_twice(struct vtl_out *o, const __u32 *loss_q16) {
     struct vtl_tx *tx = &o->s->tx;
-    if (tx->bbr.loss_q16 < VTL_COPY_LOSS || 2 * (tx->next - VTL_LOAD(tx->una)) >= o->s->slots)
+    if (*loss_q16 < VTL_COPY_LOSS || 2 * (tx->next - VTL_LOAD(tx->una)) >= o->s->slots)
         return 0;
     struct vtl_sent *latest = vtl_env_sent(o->s, tx->copy[(tx->copied - 1) % VTL_TX_COPIES]);
     return latest && o->now - latest->sent_ns >= VTL_NS_PER_US * tx->srtt_us / 2;
@@ -135,8 +135,8 @@ VTL_INLINE void vtl_probe_peer(struct vtl_out *o) {
 }
 
 /* Chooses a packet within the congestion window: a lost one, if `repeat`; a second copy, if
- * `copies`; or a new one. */
-VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const int copies) {
+ * `copies`, which is the loss rate of VTL_COPY_LOSS (NULL: no copies); or a new one. */
+VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const __u32 *copies) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
     __u64 in_flight = vtl_in_flight(s);
@@ -160,7 +160,7 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         }
     }
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
-        if (copies && tx->next + 1 == o->end && vtl_end_twice(o))
+        if (copies && tx->next + 1 == o->end && vtl_end_twice(o, copies))
             vtl_copy_later(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;
@@ -191,9 +191,10 @@ VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
     return 1;
 }
 
-/* Chooses o->seq, or sets tx.wake_ns. `eager`: second copies at the tail of a transfer
- * (vtl_copy_later), and timeouts in rows of four (vtl_timeout). */
-VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const int eager) {
+/* Chooses o->seq, or sets tx.wake_ns. `eager`, the loss rate of VTL_COPY_LOSS: second copies at the
+ * tail of a transfer (vtl_copy_later), and timeouts in rows of four (vtl_timeout); NULL: neither.
+ */
+VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const __u32 *eager) {
     struct vtl_tx *tx = &o->s->tx;
     if (!vtl_written(o))
         return VTL_STOP;
@@ -212,10 +213,10 @@ VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const int eager) {
     return VTL_NEXT;
 }
 
-/* egress */
-VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o) {
+/* egress. `loss_q16`: congestion control's loss rate, 65,536 = all. */
+VTL_INLINE enum vtl_verdict tf_choose(struct vtl_out *o, const __u32 *loss_q16) {
     VTL_TF(retransmit, VTL_S_RELIABLE);
-    return vtl_choose(o, 1);
+    return vtl_choose(o, loss_q16);
 }
 
 /* Whether vtl_choose would find a packet. Called after egress announced that it has none, so that

@@ -76,7 +76,8 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     tx->srtt_us = (7ull * tx->srtt_us + rtt + 7) / 8;
 }
 
-VTL_INLINE void tf_rate(struct vtl_ackd *a) {
+/* `min_rtt_us`: congestion control's minimum round-trip time; 0: none, all samples count. */
+VTL_INLINE void tf_rate(struct vtl_ackd *a, __u32 min_rtt_us) {
     struct vtl_session *s = a->s;
     struct vtl_tx *tx = &s->tx;
     a->in_flight = vtl_in_flight(s);
@@ -100,7 +101,7 @@ VTL_INLINE void tf_rate(struct vtl_ackd *a) {
     /* Samples over less than the minimum round-trip time are invalid (section 4.1.2 of the
      * draft). */
     if (!ns || ns > VTL_RTT_MAX_US * VTL_NS_PER_US || delivered > 1u << 24 ||
-        ns / VTL_NS_PER_US < tx->bbr.min_rtt_us)
+        ns / VTL_NS_PER_US < min_rtt_us)
         return;
     a->rate = delivered * (1024 * VTL_NS_PER_S) / ns;
 }

@@ -55,7 +55,7 @@ fn main() {
         ])
         .allowlist_function("vtl_native_.*")
         .allowlist_var("VTL_NATIVE_.*")
-        .allowlist_type("vtl_(out|in|ackd|verdict|cc|tfrc|reverse)")
+        .allowlist_type("vtl_(out|in|ackd|verdict|bbr|bbr_mode|bbr_phase|cc|tfrc|reverse)")
         .allowlist_var("VTL_(NEXT|SEND|STOP)")
         .derive_default(true)
         // These are vtl_proto::intf's already.

@@ -151,7 +151,8 @@ pub struct SessionStatus {
     pub rate_mbit: f64,
     /// Loss rate on the way to the peer, of transmissions in the last 10 s with data: percent.
     pub loss_pct: f64,
-    /// BBR's present state.
+    /// What congestion control does at present, where the graft tells it: "startup", "drain", "probe-bw" or
+    /// "probe-rtt".
     pub mode: Option<String>,
     /// Congestion window, packets.
     pub cwnd: u64,

@@ -27,7 +27,8 @@
 #define ACKD(name) enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_ackd *c)
 
 VERDICT(OUT, make, vtl_make)
-VERDICT(OUT, choose, tf_choose)
+#define CHOOSE(o) tf_choose(o, &BBR((o)->s)->loss_q16)
+VERDICT(OUT, choose, CHOOSE)
 VERDICT(OUT, fetch, vtl_fetch)
 NO_VERDICT(OUT, number, tf_number)
 NO_VERDICT(OUT, checksum_add, tf_checksum_add)
@@ -44,8 +45,8 @@ NO_VERDICT(ACKD, loss_reordering, tf_loss_reordering)
 #define LOSS_SELECTIVE(c) tf_loss_selective(c, 1)
 NO_VERDICT(ACKD, loss_selective, LOSS_SELECTIVE)
 NO_VERDICT(ACKD, rtt, tf_rtt)
-NO_VERDICT(ACKD, rate, tf_rate)
-NO_VERDICT(ACKD, congestion_bbr, tf_congestion_bbr)
+#define RATE(a) tf_rate(a, BBR((a)->s)->min_rtt_us)
+NO_VERDICT(ACKD, rate, RATE)
 
 #define CONTROL(name, type)                                                                        \
     enum vtl_verdict vtl_native_##name(struct vtl_native_host *h, struct vtl_ackd *a) {            \
@@ -53,6 +54,7 @@ NO_VERDICT(ACKD, congestion_bbr, tf_congestion_bbr)
         tf_##name(a, VTL_OWN(a->s, tx, type));                                                     \
         return VTL_NEXT;                                                                           \
     }
+CONTROL(congestion_bbr, struct vtl_bbr)
 CONTROL(newreno, struct vtl_cc)
 CONTROL(cubic, struct vtl_cc)
 CONTROL(hybla, struct vtl_cc)

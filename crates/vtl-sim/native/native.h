@@ -8,6 +8,7 @@
 #define VTL_NATIVE_H
 
 #include "vtl/tf.h"
+#include "tf/bbr.h"
 #include "tf/congestion.h"
 #include "tf/reverse.h"
 #include "tf/tfrc.h"
@@ -70,8 +71,8 @@ VTL_NATIVE_ACKD(loss_reordering);
 VTL_NATIVE_ACKD(loss_selective);
 VTL_NATIVE_ACKD(rtt);
 VTL_NATIVE_ACKD(rate);
-VTL_NATIVE_ACKD(congestion_bbr);
 /* Their state is at the beginning of vtl_tx.own. */
+VTL_NATIVE_ACKD(congestion_bbr);
 VTL_NATIVE_ACKD(newreno);
 VTL_NATIVE_ACKD(cubic);
 VTL_NATIVE_ACKD(hybla);

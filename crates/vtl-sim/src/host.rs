@@ -194,12 +194,20 @@ impl Host {
         unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
-    /// State of transport functions: `vtl_cc`, `vtl_tfrc` or `vtl_reverse` at the start of the
-    /// graft's own state.
+    /// State of transport functions at the start of the graft's own state: `vtl_bbr`, `vtl_cc`, `vtl_tfrc` or
+    /// `vtl_reverse`.
+    pub fn state<T: Control>(&self, sid: u32) -> &T {
+        let own = &self.session(sid).tx.own;
+        assert!(size_of::<T>() <= size_of_val(own));
+        // SAFETY: it fits, words are aligned enough for it, and any bits are one of its values.
+        unsafe { &*own.as_ptr().cast() }
+    }
+
+    /// That state, mutable.
     pub fn control<T: Control>(&mut self, sid: u32) -> &mut T {
         let own = &mut self.session_mut(sid).tx.own;
         assert!(size_of::<T>() <= size_of_val(own));
-        // SAFETY: it fits, words are aligned enough for it, and any bits are one of its values.
+        // SAFETY: as in `state`, and the borrow is exclusive.
         unsafe { &mut *own.as_mut_ptr().cast() }
     }
 
@@ -384,6 +392,7 @@ impl Host {
 
 /// State of a graft's transport functions: plain integers.
 pub trait Control {}
+impl Control for ffi::vtl_bbr {}
 impl Control for ffi::vtl_cc {}
 impl Control for ffi::vtl_tfrc {}
 impl Control for ffi::vtl_reverse {}

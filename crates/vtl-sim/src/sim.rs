@@ -446,7 +446,7 @@ impl Sim {
                 tx.reorder,
                 tx.srtt_us,
                 tx.pacing_gap_ns,
-                tx.bbr.mode,
+                tx.mode,
                 side.wake[1],
                 rx.cum,
                 rx.max,

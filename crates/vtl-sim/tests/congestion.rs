@@ -4,11 +4,14 @@
 mod table;
 
 use table::{Fields, MS, NOW, SID, ack_header, host};
-use vtl_proto::intf::{
-    VTL_BBR_CRUISE, VTL_BBR_DOWN, VTL_BBR_DRAIN, VTL_BBR_EMPTY, VTL_BBR_PROBE_BW,
-    VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP, VTL_BBR_TRY, VTL_BBR_UP, vtl_bbr,
+use vtl_proto::intf::{VTL_MODE_PROBE_RTT, VTL_MODE_STARTUP};
+use vtl_sim::{
+    ffi::{
+        self, VTL_BBR_CRUISE, VTL_BBR_DOWN, VTL_BBR_DRAIN, VTL_BBR_EMPTY, VTL_BBR_PROBE_BW,
+        VTL_BBR_PROBE_RTT, VTL_BBR_STARTUP, VTL_BBR_TRY, VTL_BBR_UP, vtl_bbr,
+    },
+    host::Host,
 };
-use vtl_sim::{ffi, host::Host};
 
 /// One acknowledgement for BBR: a rate sample, a round-trip sample, packets in flight.
 fn bbr(h: &mut Host, now: u64, rate: u64, rtt_us: u32, flight: u64) {
@@ -28,12 +31,12 @@ fn bbr(h: &mut Host, now: u64, rate: u64, rtt_us: u32, flight: u64) {
 #[test]
 fn congestion_bbr__startup_drain_probe() {
     let mut h = host(|_| ());
-    let mode = |h: &Host| h.session(SID).tx.bbr.mode;
+    let mode = |h: &Host| h.state::<vtl_bbr>(SID).mode;
     let mut delivered = 0;
     let mut round = |h: &mut Host, rate, flight| {
         delivered += 1000;
         h.session_mut(SID).tx.delivered = delivered;
-        h.session_mut(SID).tx.bbr.next_round = delivered;
+        h.control::<vtl_bbr>(SID).next_round = delivered;
         bbr(h, NOW, rate, 100_000, flight);
     };
     for rate in [100, 200, 400, 800, 1000] {
@@ -53,7 +56,7 @@ fn congestion_bbr__startup_drain_probe() {
     assert_eq!(mode(&h), VTL_BBR_DRAIN, "the path holds 100");
     round(&mut h, 1000, 100);
     assert_eq!(
-        (mode(&h), h.session(SID).tx.bbr.phase),
+        (mode(&h), h.state::<vtl_bbr>(SID).phase),
         (VTL_BBR_PROBE_BW, VTL_BBR_CRUISE)
     );
     let tx = &h.session(SID).tx;
@@ -66,23 +69,21 @@ fn congestion_bbr__startup_drain_probe() {
 
 /// A path of 1,000 packets/s and 100 ms, known, in PROBE_BW.
 fn known(phase: u32) -> Host {
-    host(|s| {
-        let b = &mut s.tx.bbr;
-        *b = vtl_bbr {
-            mode: VTL_BBR_PROBE_BW,
-            phase,
-            phase_ns: NOW,
-            min_rtt_us: 100_000,
-            min_rtt_ns_at: NOW,
-            round_min_us: u32::MAX,
-            bw: 1000 * 1024,
-            phase_bw: 1000 * 1024,
-            next_round: u64::MAX,
-            ..Default::default()
-        };
-        b.bw_max = [1000 * 1024; 10];
-        s.tx.srtt_us = 100_000;
-    })
+    let mut h = host(|s| s.tx.srtt_us = 100_000);
+    *h.control(SID) = vtl_bbr {
+        mode: VTL_BBR_PROBE_BW,
+        phase,
+        phase_ns: NOW,
+        min_rtt_us: 100_000,
+        min_rtt_ns_at: NOW,
+        round_min_us: u32::MAX,
+        bw: 1000 * 1024,
+        bw_max: [1000 * 1024; 10],
+        phase_bw: 1000 * 1024,
+        next_round: u64::MAX,
+        ..Default::default()
+    };
+    h
 }
 
 /// Of what was sent, so many packets have arrived, and so many have not.
@@ -94,15 +95,15 @@ fn arrive(h: &mut Host, arrived: u32, lost: u32) {
 
 /// As [`bbr`], at the end of a round.
 fn round(h: &mut Host, now: u64, rtt_us: u32, flight: u64) {
-    let tx = &mut h.session_mut(SID).tx;
-    tx.delivered += 100;
-    tx.bbr.next_round = tx.delivered;
+    let delivered = h.session(SID).tx.delivered + 100;
+    h.session_mut(SID).tx.delivered = delivered;
+    h.control::<vtl_bbr>(SID).next_round = delivered;
     arrive(h, 100, 0);
     bbr(h, now, 1000, rtt_us, flight);
 }
 
 fn phase(h: &Host) -> u32 {
-    h.session(SID).tx.bbr.phase
+    h.state::<vtl_bbr>(SID).phase
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn congestion_bbr__phases() {
     // More came of it, and round trips are as short as ever: go on.
     bbr(&mut h, NOW + 720 * MS, 1200, 101_000, 150);
     assert_eq!(phase(&h), VTL_BBR_UP);
-    assert_eq!(h.session(SID).tx.bbr.phase_ns, NOW + 720 * MS);
+    assert_eq!(h.state::<vtl_bbr>(SID).phase_ns, NOW + 720 * MS);
 }
 
 #[test]
@@ -162,9 +163,8 @@ fn congestion_bbr__marks_tell_of_a_queue() {
     let mut marked = |count: u16| {
         let mut hdr = ack_header(Fields::default());
         hdr.h.aux = count.to_be();
-        let tx = &mut h.session_mut(SID).tx;
-        tx.delivered += 100;
-        tx.bbr.next_round = u64::MAX;
+        h.session_mut(SID).tx.delivered += 100;
+        h.control::<vtl_bbr>(SID).next_round = u64::MAX;
         h.ackd(
             ffi::vtl_native_congestion_bbr,
             SID,
@@ -176,7 +176,7 @@ fn congestion_bbr__marks_tell_of_a_queue() {
             },
         );
         round(&mut h, NOW, 100_000, 100);
-        h.session(SID).tx.bbr.queued
+        h.state::<vtl_bbr>(SID).queued
     };
     // News, news, none, an older acknowledgement, news across the wrap.
     assert_eq!([7, 9, 9, 8, 9 + 0x7fff].map(&mut marked), [1, 1, 0, 0, 1]);
@@ -189,7 +189,7 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     bbr(&mut h, NOW, 0, 150_000, 120);
     let before = h.session(SID).tx.cwnd;
     for n in 0..100 {
-        if h.session(SID).tx.bbr.competing != 0 {
+        if h.state::<vtl_bbr>(SID).competing != 0 {
             break;
         }
         assert!(n < 30, "three times in vain are enough");
@@ -199,8 +199,8 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     let tx = &h.session(SID).tx;
     assert_eq!(tx.cwnd, before, "not what draining has left");
     // CUBIC: 0.4 packets for the cube of each second.
-    h.session_mut(SID).tx.bbr.next_round = u64::MAX;
-    let start = h.session(SID).tx.bbr.epoch_ns;
+    h.control::<vtl_bbr>(SID).next_round = u64::MAX;
+    let start = h.state::<vtl_bbr>(SID).epoch_ns;
     bbr(&mut h, start + 5000 * MS, 0, 150_000, 1000);
     assert_eq!(h.session(SID).tx.cwnd, before + 50);
     // A loss: 30 % less.
@@ -213,17 +213,17 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     h.session_mut(SID).tx.lost_total += 1;
     round(&mut h, start + 5002 * MS, 150_000, less);
     assert_eq!(h.session(SID).tx.cwnd, less);
-    h.session_mut(SID).tx.bbr.next_round = u64::MAX;
+    h.control::<vtl_bbr>(SID).next_round = u64::MAX;
     // CUBIC takes seconds to get back.
-    let k = u64::from(h.session(SID).tx.bbr.k_ms);
+    let k = u64::from(h.state::<vtl_bbr>(SID).k_ms);
     assert!((3000..6000).contains(&k), "{k}");
-    h.session_mut(SID).tx.bbr.min_rtt_ns_at = start + 5000 * MS;
+    h.control::<vtl_bbr>(SID).min_rtt_ns_at = start + 5000 * MS;
     let later = start + (5002 + k) * MS;
     // Probing for the round trip happens at times that hosts share, and one may be in between.
     for n in 0..5 {
         round(&mut h, later + n * 600 * MS, 150_000, 1000);
     }
-    let window = h.session(SID).tx.bbr.window;
+    let window = h.state::<vtl_bbr>(SID).window;
     assert!((before + 49..=before + 60).contains(&window), "{window}");
 }
 
@@ -247,16 +247,17 @@ fn longer(rtt: u32, losses: u32, flight: u64) -> Host {
 #[test]
 fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
     let h = longer(301_000, 1, 112);
-    let tx = &h.session(SID).tx;
-    assert_eq!(tx.bbr.mode, VTL_BBR_STARTUP, "the path is got to know anew");
-    assert_eq!((tx.bbr.min_rtt_us, tx.bbr.busy), (301_000, 0));
+    let b = h.state::<vtl_bbr>(SID);
+    assert_eq!(b.mode, VTL_BBR_STARTUP, "the path is got to know anew");
+    assert_eq!(h.session(SID).tx.mode, VTL_MODE_STARTUP);
+    assert_eq!((b.min_rtt_us, b.busy), (301_000, 0));
     // A queue that grew by what was added, one that was full, and an application that had no more to add.
     for h in [
         longer(306_000, 0, 112),
         longer(301_000, 20, 112),
         longer(301_000, 0, 75),
     ] {
-        let b = &h.session(SID).tx.bbr;
+        let b = h.state::<vtl_bbr>(SID);
         assert_eq!((b.mode, phase(&h)), (VTL_BBR_PROBE_BW, VTL_BBR_CRUISE));
         assert_eq!((b.min_rtt_us, b.busy), (100_000, 1));
     }
@@ -266,8 +267,8 @@ fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
 fn congestion_bbr__probe_rtt() {
     const S: u64 = 1000 * MS;
     let mut h = known(VTL_BBR_CRUISE);
-    h.session_mut(SID).tx.bbr.probe_rtt_end_ns = NOW;
-    let mode = |h: &Host| h.session(SID).tx.bbr.mode;
+    h.control::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
+    let mode = |h: &Host| h.state::<vtl_bbr>(SID).mode;
     bbr(&mut h, NOW + 9 * S, 0, 150_000, 150);
     assert_eq!(mode(&h), VTL_BBR_PROBE_BW);
     bbr(&mut h, NOW + 11 * S, 0, 101_900, 150);
@@ -278,6 +279,7 @@ fn congestion_bbr__probe_rtt() {
         (VTL_BBR_PROBE_RTT, 100),
         "what the path holds, first"
     );
+    assert_eq!(h.session(SID).tx.mode, VTL_MODE_PROBE_RTT);
     for n in 1..=2 {
         round(&mut h, NOW + 22 * S + n * 100 * MS, 130_000, 100);
     }
@@ -285,7 +287,7 @@ fn congestion_bbr__probe_rtt() {
     bbr(&mut h, NOW + 22 * S + 250 * MS, 0, 120_000, 50);
     bbr(&mut h, NOW + 22 * S + 501 * MS, 0, 125_000, 50);
     assert_eq!(
-        (mode(&h), h.session(SID).tx.bbr.min_rtt_us),
+        (mode(&h), h.state::<vtl_bbr>(SID).min_rtt_us),
         (VTL_BBR_PROBE_BW, 105_000),
         "a quarter of the difference: others may have queued"
     );
@@ -296,8 +298,13 @@ fn congestion_bbr__probe_rtt() {
 fn congestion_bbr__the_shortest_round_trip_is_not_trusted_for_ever() {
     const S: u64 = 1000 * MS;
     let mut h = known(VTL_BBR_CRUISE);
-    h.session_mut(SID).tx.bbr.probe_rtt_end_ns = NOW;
-    let known = |h: &Host| (h.session(SID).tx.bbr.mode, h.session(SID).tx.bbr.min_rtt_us);
+    h.control::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
+    let known = |h: &Host| {
+        (
+            h.state::<vtl_bbr>(SID).mode,
+            h.state::<vtl_bbr>(SID).min_rtt_us,
+        )
+    };
     // For 30 s and 200 round trips, and 10 s as any.
     for second in [9, 18, 27, 36, 45, 52] {
         bbr(&mut h, NOW + second * S, 0, 100_000, 150);
@@ -318,14 +325,14 @@ fn congestion_bbr__probe_rtt_finds_the_competitor_gone() {
     const S: u64 = 1000 * MS;
     for (rtt_us, competing, min_rtt_us) in [(105_000, 0, 101_250), (140_000, 1, 110_000)] {
         let mut h = known(VTL_BBR_CRUISE);
-        let b = &mut h.session_mut(SID).tx.bbr;
+        let b = h.control::<vtl_bbr>(SID);
         (b.competing, b.window, b.most, b.epoch_ns) = (1, 200, 200, NOW);
         bbr(&mut h, NOW + 11 * S, 0, 180_000, 200);
         for n in 1..=3 {
             round(&mut h, NOW + 11 * S + n * 100 * MS, rtt_us, 50);
         }
         bbr(&mut h, NOW + 11 * S + 501 * MS, 0, rtt_us, 50);
-        let b = &h.session(SID).tx.bbr;
+        let b = h.state::<vtl_bbr>(SID);
         assert_eq!((b.mode, b.competing), (VTL_BBR_PROBE_BW, competing));
         assert_eq!(
             b.min_rtt_us, min_rtt_us,
@@ -350,27 +357,30 @@ fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
         (1000, 0, 3),
         (1000, 60, 142),
     ] {
-        let mut h = host(|s| {
-            s.tx.bbr.mode = VTL_BBR_PROBE_BW;
-            (s.tx.bbr.phase, s.tx.bbr.phase_ns) = (VTL_BBR_CRUISE, NOW);
-            (s.tx.bbr.min_rtt_us, s.tx.bbr.min_rtt_ns_at) = (100_000, NOW);
-            s.tx.bbr.floor_q16 = share(floor);
-            s.tx.bbr.probe_rtt_end_ns = NOW;
-            s.tx.delivered = 1000;
-        });
+        let mut h = host(|s| s.tx.delivered = 1000);
+        *h.control(SID) = vtl_bbr {
+            mode: VTL_BBR_PROBE_BW,
+            phase: VTL_BBR_CRUISE,
+            phase_ns: NOW,
+            min_rtt_us: 100_000,
+            min_rtt_ns_at: NOW,
+            floor_q16: share(floor),
+            probe_rtt_end_ns: NOW,
+            ..Default::default()
+        };
         arrive(&mut h, 1000, lost);
         bbr(&mut h, NOW, 1000, 100_000, 100);
         let more = 1_000_000_000_000 / h.session(SID).tx.pacing_gap_ns / 1000 - 1000;
         assert!((surplus..=surplus + 1).contains(&more), "{lost}: {more}");
         // Late, but not lost.
-        let before = h.session(SID).tx.bbr.loss_q16;
+        let before = h.state::<vtl_bbr>(SID).loss_q16;
         let tx = &mut h.session_mut(SID).tx;
         tx.meter.arrived += lost;
         tx.delivered = 3000;
-        tx.bbr.next_round = 3000;
+        h.control::<vtl_bbr>(SID).next_round = 3000;
         arrive(&mut h, 2000, 0);
         bbr(&mut h, NOW, 1000, 100_000, 100);
-        assert_eq!(h.session(SID).tx.bbr.loss_q16, 3 * before / 4);
+        assert_eq!(h.state::<vtl_bbr>(SID).loss_q16, 3 * before / 4);
     }
 }
 
@@ -387,7 +397,7 @@ fn congestion_bbr__what_less_loses_is_the_paths_own() {
             (a.sent, a.arrived) = (arrived + lost, arrived);
             (a.rtt_us, a.in_flight) = (100_000, flight);
         });
-        h.session(SID).tx.bbr.floor_q16
+        h.state::<vtl_bbr>(SID).floor_q16
     };
     assert_eq!(floor(&mut h, 50, 50, 120), 0, "sent before");
     h.session_mut(SID).tx.xid = 1250;
@@ -409,14 +419,16 @@ fn congestion_bbr__startup_ends_when_the_queue_runs_over() {
         (700, 100_000, VTL_BBR_STARTUP),
         (700, 150_000, VTL_BBR_DRAIN),
     ] {
-        let mut h = host(|s| {
-            s.tx.delivered = 700;
-            (s.tx.bbr.full_bw, s.tx.bbr.min_rtt_us) = (full * 1024, 100_000);
-            s.tx.bbr.round_min_us = u32::MAX;
-        });
+        let mut h = host(|s| s.tx.delivered = 700);
+        *h.control(SID) = vtl_bbr {
+            full_bw: full * 1024,
+            min_rtt_us: 100_000,
+            round_min_us: u32::MAX,
+            ..Default::default()
+        };
         arrive(&mut h, 700, 300);
         bbr(&mut h, NOW, 1000, rtt_us, 1000);
-        assert_eq!(h.session(SID).tx.bbr.mode, mode, "{full} {rtt_us}");
+        assert_eq!(h.state::<vtl_bbr>(SID).mode, mode, "{full} {rtt_us}");
     }
 }
 
@@ -432,14 +444,14 @@ fn congestion_bbr__leaves_room_for_what_is_overtaken() {
         bbr(&mut h, NOW, 0, 140_000, 100);
         assert_eq!(h.session(SID).tx.cwnd - before, more);
         round(&mut h, NOW, 140_000, 100);
-        assert_eq!(h.session(SID).tx.bbr.queued, queued);
+        assert_eq!(h.state::<vtl_bbr>(SID).queued, queued);
     }
 }
 
 /// Against a competitor, `rtt` in the rounds after a window of 400, and what is in flight then.
 fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
     let mut h = known(VTL_BBR_CRUISE);
-    let b = &mut h.session_mut(SID).tx.bbr;
+    let b = h.control::<vtl_bbr>(SID);
     (b.competing, b.busy, b.window, b.most, b.epoch_ns) = (1, 8, 400, 400, NOW);
     for n in 0..3 {
         round(&mut h, NOW + n * MS, 160_000, 400);
@@ -447,7 +459,7 @@ fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
     for n in 3..3 + rounds {
         round(&mut h, NOW + n * MS, rtt, flight);
     }
-    h.session(SID).tx.bbr
+    *h.state(SID)
 }
 
 #[test]
@@ -466,13 +478,12 @@ fn congestion_bbr__a_competitor_whose_queue_follows_nothing_is_none() {
 
 #[test]
 fn congestion_bbr__drains_paths_that_hold_nothing() {
-    let mut h = host(|s| {
-        let b = &mut s.tx.bbr;
-        (b.mode, b.min_rtt_us, b.bw, b.bw_max[0]) = (VTL_BBR_DRAIN, 1000, 1024, 1024);
-        b.next_round = u64::MAX;
-    });
+    let mut h = host(|_| ());
+    let b: &mut vtl_bbr = h.control(SID);
+    (b.mode, b.min_rtt_us, b.bw, b.bw_max[0]) = (VTL_BBR_DRAIN, 1000, 1024, 1024);
+    b.next_round = u64::MAX;
     bbr(&mut h, NOW, 0, 1000, 5);
-    assert_eq!(h.session(SID).tx.bbr.mode, VTL_BBR_DRAIN);
+    assert_eq!(h.state::<vtl_bbr>(SID).mode, VTL_BBR_DRAIN);
     bbr(&mut h, NOW, 0, 1000, 4);
-    assert_eq!(h.session(SID).tx.bbr.mode, VTL_BBR_PROBE_BW);
+    assert_eq!(h.state::<vtl_bbr>(SID).mode, VTL_BBR_PROBE_BW);
 }

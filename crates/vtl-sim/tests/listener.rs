@@ -635,7 +635,7 @@ fn rate__table() {
         ),
         (
             "faster than any round trip",
-            |h| h.session_mut(SID).tx.bbr.min_rtt_us = 100_001,
+            |h| h.control::<ffi::vtl_bbr>(SID).min_rtt_us = 100_001,
             Fields::default(),
             0,
         ),

@@ -334,8 +334,9 @@ fn choose__the_last_goes_twice_where_packets_get_lost() {
     ] {
         let mut h = host(|s| {
             (s.tx.next, s.tx.sent, s.tx.limit, s.tx.cwnd) = (out, out, 2000, 2000);
-            (s.tx.bbr.loss_q16, s.tx.last_sent_ns) = (loss_q16, NOW);
+            s.tx.last_sent_ns = NOW;
         });
+        h.control::<ffi::vtl_bbr>(SID).loss_q16 = loss_q16;
         h.tx_ctl(SID).producer = written;
         choose(&mut h);
         h.session_mut(SID).tx.next = written;

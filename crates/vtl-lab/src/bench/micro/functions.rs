@@ -63,7 +63,6 @@ pub(super) fn run(sheet: &mut Sheet<'_>) {
             s.tx.pacing_gap_ns = 1_000;
             s.tx.srtt_us = 1_000;
             s.tx.rttvar_us = 100;
-            s.tx.bbr.min_rtt_us = 900;
         });
         let micro = Micro::load(&kernel);
         let name = if case.is_empty() {

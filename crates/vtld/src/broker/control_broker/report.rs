@@ -114,8 +114,6 @@ impl ControlBroker {
         let (tx, rx) = (&s.tx, &s.rx);
         session.meter.note(Mark::new(now_ns(), &entry.meter()));
         let payload = tx.bytes as f64 / tx.sent.max(1) as f64;
-        let modes = ["startup", "drain", "probe-bw", "probe-rtt"];
-        let mode = modes.get(tx.bbr.mode as usize);
         let phase = match session.lifecycle.phase() {
             Phase::Opening(_) => "opening",
             Phase::Open(_) => "open",
@@ -138,7 +136,7 @@ impl ControlBroker {
             min_rtt_ms: f64::from(tx.meter.min_rtt_us) / 1e3,
             rate_mbit: rate * payload * 8.0 / 1e6,
             loss_pct,
-            mode: mode.map(|mode| (*mode).to_owned()),
+            mode: mode(tx.mode).map(str::to_owned),
             cwnd: tx.cwnd,
             sent: tx.sent,
             retransmitted: tx.retransmitted,
@@ -152,5 +150,16 @@ impl ControlBroker {
             bad_checksum: rx.bad_csum,
             beyond_window: rx.beyond,
         })
+    }
+}
+
+/// Name of congestion control's mode (`enum vtl_control_mode`). `None` if the graft has not told it.
+fn mode(mode: u32) -> Option<&'static str> {
+    match mode {
+        intf::VTL_MODE_STARTUP => Some("startup"),
+        intf::VTL_MODE_DRAIN => Some("drain"),
+        intf::VTL_MODE_PROBE_BW => Some("probe-bw"),
+        intf::VTL_MODE_PROBE_RTT => Some("probe-rtt"),
+        _ => None,
     }
 }
