@@ -86,8 +86,8 @@ struct vtl_ring_ctl {
     __u32 refill;  /* transmit: app sets it when the ring is full; the listener clears it and wakes
                     * the app when vtl_refill() slots are free. receive: app sets it before it kicks
                     * vtld, as the sender may wait for room; vtld clears it */
-    __u32 most; /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
-                 * since the session began; else 0 */
+    __u32 most;  /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
+                  * since the session began; else 0 */
     __u32 ahead; /* transmit: app, the most packets that it publishes before they are sent; 0: any
                   * number. With `refill`, it is woken when half of them are left */
     __u32 pad2[11];
