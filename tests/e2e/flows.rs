@@ -268,7 +268,7 @@ fn moves__find_short_queues() {
             };
             for [from, to] in [hosts, [Host::Server, Host::Client]] {
                 let received = bytes(to, "bytes_received");
-                let waiting = bytes(from, "bytes_sent") - received;
+                let waiting = bytes(from, "bytes_sent").saturating_sub(received);
                 println!("by {kind}: {waiting} bytes from {from:?}");
                 assert!(
                     waiting < 2 * MB as u64,

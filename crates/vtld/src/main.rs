@@ -433,8 +433,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let monitor = Arc::new(NetMonitor::default());
     if let Some(at) = args.metrics {
         // The daemon before has let go of the port by now.
-        netmon::serve(at, Arc::clone(&monitor))
-            .with_context(|| format!("cannot serve --metrics {at}"))?;
+        match netmon::serve(at, Arc::clone(&monitor)) {
+            // What was taken over would be lost.
+            Err(error) if args.take_over => {
+                tracing::error!(%error, "cannot serve --metrics {at}: goes on without");
+            }
+            served => served.with_context(|| format!("cannot serve --metrics {at}"))?,
+        }
     }
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone(), given.frames);
