@@ -254,13 +254,12 @@ impl Session {
     }
 
     /// Maximum number of packets that wait in the ring to be sent. Control frames and new flows wait behind them, so
-    /// they are what window and pacing let go in [`AHEAD`].
+    /// they are what the window sends in [`AHEAD`], or in a round trip: wake-ups come with acknowledgements, and a
+    /// window that grows sends for as long between these.
     fn ahead(&self) -> u32 {
         let ahead = self.known(|entry| {
-            let srtt = entry.srtt().as_nanos().max(1);
-            let by_window = u128::from(entry.cwnd()) * AHEAD.as_nanos() / srtt;
-            let paced = AHEAD.as_nanos().checked_div(entry.pacing_gap_ns().into());
-            by_window.min(paced.unwrap_or(u128::MAX))
+            let (srtt, cwnd) = (entry.srtt().max(Duration::from_nanos(1)), entry.cwnd());
+            u128::from(cwnd) * AHEAD.max(srtt).as_nanos() / srtt.as_nanos()
         });
         let ahead = ahead.and_then(|packets| packets.try_into().ok());
         ahead.unwrap_or(u32::MAX).max(LEAST_AHEAD)
