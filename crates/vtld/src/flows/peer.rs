@@ -756,20 +756,16 @@ impl Peer {
 
     /// Removes a carrier that has broken; its flows go to the best one that is left.
     fn broken(&self, id: CarrierId) {
-        let mut by_it = self.states();
-        by_it.retain(|(flow, _)| self.path(*flow) == Some(Path::Carrier(id)));
-        let running = self.carriers.borrow_mut().remove(&id);
-        let best = self.best();
-        let mut core = self.core.borrow_mut();
-        core.carrier_broken(id, []);
-        for (flow, state) in by_it {
-            state.why.set("its carrier has broken");
-            state.stays.set(false);
-            if let Some(best) = best {
-                prefer(&mut core, flow, &state, best);
+        for (flow, state) in &*self.flows.borrow() {
+            if self.path(*flow) == Some(Path::Carrier(id)) {
+                state.why.set("its carrier has broken");
+                state.stays.set(false);
             }
         }
-        drop(core);
+        let running = self.carriers.borrow_mut().remove(&id);
+        self.core.borrow_mut().carrier_broken(id, []);
+        // Also flows that were waiting for it.
+        self.prefer_best();
         self.changed.notify_waiters();
         self.turn();
         if let Some(running) = running {
