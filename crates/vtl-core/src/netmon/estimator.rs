@@ -75,24 +75,55 @@ impl Groups {
     }
 }
 
-/// A rate of delivery.
+/// What was delivered in a span of time, by all connections.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     from_ns: u64,
     to_ns: u64,
+    /// Up to where some connection has told; the rate counts once that is the end.
+    told_ns: u64,
+    /// The longest of these connections' steps: others may tell later by so much.
+    longest_ns: u64,
     delivered: u64,
     bound: Bound,
 }
 
 impl Slot {
-    fn length_ns(&self) -> u64 {
-        self.to_ns - self.from_ns
+    fn new(from_ns: u64, length_ns: u64) -> Self {
+        Self {
+            from_ns,
+            to_ns: from_ns.saturating_add(length_ns),
+            told_ns: from_ns,
+            longest_ns: 0,
+            delivered: 0,
+            bound: Bound::Path,
+        }
+    }
+
+    /// Adds the share of a step that fell into it: it delivered evenly.
+    fn add(&mut self, step: &Step, delivered: u64) {
+        let from_ns = self.from_ns.max(step.from_ns);
+        let to_ns = self.to_ns.min(step.at_ns);
+        if from_ns >= to_ns {
+            return;
+        }
+        let length_ns = step.at_ns - step.from_ns;
+        let share = u128::from(delivered) * u128::from(to_ns - from_ns) / u128::from(length_ns);
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        self.delivered = self.delivered.saturating_add(share);
+        self.told_ns = self.told_ns.max(to_ns);
+        self.longest_ns = self.longest_ns.max(length_ns);
+        self.bound = self.bound.max(step.bound);
+    }
+
+    fn is_full(&self) -> bool {
+        self.told_ns == self.to_ns
     }
 
     /// bit/s.
     fn rate(&self) -> u64 {
         let bits = u128::from(self.delivered) * 8_000_000_000;
-        let rate = bits / u128::from(self.length_ns().max(1));
+        let rate = bits / u128::from((self.to_ns - self.from_ns).max(1));
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 }
@@ -108,7 +139,8 @@ pub struct Estimator {
     /// Packets, and losses, that do not make a group yet: without a queue on the path.
     group: (u32, i64),
     slots: VecDeque<Slot>,
-    slot: Option<Slot>,
+    /// Time of the newest step.
+    newest_ns: u64,
 }
 
 impl Estimator {
@@ -190,31 +222,23 @@ impl Estimator {
             }
             None => SLOT_NS,
         };
-        // Nothing was delivered for long: that is no rate.
-        let is_over = |slot: &mut Slot| step.from_ns.saturating_sub(slot.to_ns) >= least_ns;
-        let _ = self.slot.take_if(is_over);
-        let slot = self.slot.get_or_insert(Slot {
-            from_ns: step.from_ns,
-            to_ns: step.from_ns,
-            delivered: 0,
-            bound: Bound::Path,
-        });
-        slot.to_ns = slot.to_ns.max(step.at_ns);
-        slot.delivered = slot.delivered.saturating_add(delivered);
-        slot.bound = slot.bound.max(step.bound);
-        let full = *slot;
-        if full.length_ns() < least_ns {
-            return;
+        for slot in &mut self.slots {
+            slot.add(step, delivered);
         }
-        self.slots.push_back(full);
-        // The next one begins where this one ends.
-        self.slot = Some(Slot {
-            from_ns: full.to_ns,
-            delivered: 0,
-            bound: Bound::Path,
-            ..full
-        });
+        // Slots follow each other, but where nothing was delivered for a while.
+        let last_ns = self.slots.back().map_or(0, |slot| slot.to_ns);
+        let mut from_ns = last_ns
+            .max(step.from_ns)
+            .max(step.at_ns.saturating_sub(LATELY_NS));
+        while from_ns < step.at_ns {
+            let mut slot = Slot::new(from_ns, least_ns);
+            slot.add(step, delivered);
+            from_ns = slot.to_ns;
+            self.slots.push_back(slot);
+        }
+        self.newest_ns = self.newest_ns.max(step.at_ns);
         let is_old = |slot: &Slot| step.at_ns.saturating_sub(slot.to_ns) > LATELY_NS;
+        self.slots.retain(|slot| slot.is_full() || !is_old(slot));
         while self.slots.len() > LEAST_SLOTS && self.slots.front().is_some_and(is_old) {
             self.slots.pop_front();
         }
@@ -243,11 +267,19 @@ impl Estimator {
             loss: share(lost, packets),
             clear_loss: share(clear_lost, clear_packets),
             loss_burst: groups.burst(),
-            delivery_rate: self.slots.back().map(Slot::rate),
+            delivery_rate: self.delivery_rate(),
             bandwidth: self.bandwidth(),
             reordering: self.reordering,
             packets,
         }
+    }
+
+    /// The latest rate to which no connection adds any more, if there is one.
+    fn delivery_rate(&self) -> Option<u64> {
+        let mut full = self.slots.iter().rev().filter(|slot| slot.is_full());
+        let latest = full.clone().next();
+        let is_final = |slot: &&Slot| self.newest_ns - slot.to_ns >= slot.longest_ns;
+        full.find(is_final).or(latest).map(Slot::rate)
     }
 
     /// The highest rate lately: measured where the path bounded it, else a lower bound.
@@ -256,7 +288,7 @@ impl Estimator {
             let slots = self
                 .slots
                 .iter()
-                .filter(move |slot| (slot.bound == Bound::Path) == is_measured);
+                .filter(move |slot| slot.is_full() && (slot.bound == Bound::Path) == is_measured);
             let mut rates: Vec<u64> = slots.map(Slot::rate).collect();
             rates.sort_unstable_by(|a, b| b.cmp(a));
             rates

@@ -291,10 +291,10 @@ fn bandwidth__a_lower_bound_where_the_application_does() {
     assert_eq!((bandwidth.rate, bandwidth.at_least), (16_000_000, false));
     // An application that sends less does not change it, one that sends more does.
     fed.counters.bound = Bound::Application;
-    (0..5).for_each(|_| fed.step(50, 0));
+    (0..6).for_each(|_| fed.step(50, 0));
     assert_eq!(fed.metrics().bandwidth.unwrap().rate, 16_000_000);
     assert_eq!(fed.metrics().delivery_rate, Some(4_000_000));
-    (0..5).for_each(|_| fed.step(250, 0));
+    (0..10).for_each(|_| fed.step(250, 0));
     let bandwidth = fed.metrics().bandwidth.unwrap();
     assert_eq!((bandwidth.rate, bandwidth.at_least), (20_000_000, true));
 }
@@ -343,8 +343,42 @@ fn bandwidth__is_that_of_all_connections_together() {
             step.iter().for_each(|step| estimator.add(step));
         }
     }
-    // The first slot ends between the two; the second one has five steps of each.
     assert_eq!(estimator.metrics().delivery_rate, Some(16_000_000));
+}
+
+/// Connections that are read once a second, half a second apart, and one that is read every three seconds.
+#[test]
+fn bandwidth__of_connections_that_are_read_in_turn() {
+    let mut estimator = Estimator::default();
+    let mut trackers = [Tracker::default(); 3];
+    let of = [
+        (1000, 0, 250_000),
+        (1000, 500, 2_250_000),
+        (3000, 100, 500_000),
+    ];
+    for now in (0..20_000).step_by(100) {
+        for (tracker, (every, first, bytes)) in trackers.iter_mut().zip(of) {
+            if now % every == first {
+                let counters = Counters {
+                    delivered: Some(now * bytes / 1000),
+                    bound: Bound::Path,
+                    ..Counters::default()
+                };
+                let step = tracker.advance(now * MS, counters);
+                step.iter().for_each(|step| estimator.add(step));
+            }
+        }
+    }
+    // 2, 18 and 4 Mbit/s.
+    let metrics = estimator.metrics();
+    let bandwidth = metrics.bandwidth.unwrap();
+    assert!(
+        (23_990_000..=24_000_000).contains(&bandwidth.rate),
+        "{bandwidth:?}"
+    );
+    assert!(!bandwidth.at_least);
+    let rate = metrics.delivery_rate.unwrap();
+    assert!((23_990_000..=24_000_000).contains(&rate), "{rate}");
 }
 
 #[test]
