@@ -99,6 +99,8 @@ pub struct Sender {
     pub late: f64,
     /// The application has not enough to send, or the receiver takes no more.
     pub is_limited: bool,
+    /// The congestion control models the path, as it tells its mode (`enum vtl_control_mode`).
+    pub models: bool,
 }
 
 /// One session's entry.
@@ -303,6 +305,7 @@ impl Session<'_> {
             is_limited: long(atomic!(AtomicU64, self.tx.app_limited)) != 0
                 || long(atomic!(AtomicU64, self.tx.next))
                     >= long(atomic!(AtomicU64, self.tx.limit)),
+            models: short(atomic!(AtomicU32, self.tx.mode)) != intf::VTL_MODE_NONE,
         }
     }
 

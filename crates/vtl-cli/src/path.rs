@@ -19,7 +19,7 @@ pub(crate) enum PathCommand {
     /// List the hosts to which connections were carried in the last ten minutes, and the paths there
     #[command(after_help = "\
 No packet is sent for these figures: they are what connections count anyway, in the direction in\n\
-which this host sends. They stay for ten minutes after the last connection to a host.\n\n  \
+which this host sends. They stay for ten minutes after a connection there was last read.\n\n  \
 evidence   the kind of connection that told most: a carrier, or tcp (also proxied)\n  \
 min rtt    the shortest round trip lately: the path without queues\n  \
 rtt        the smoothed round trip (RFC 6298); what it exceeds min rtt by is queueing\n  \

@@ -267,14 +267,14 @@ pub struct CarrierStatus {
 pub struct CarrierPath {
     /// Round-trip time, milliseconds.
     pub rtt_ms: f64,
-    /// Its minimum since the carrier began, milliseconds.
+    /// Its minimum lately, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_rtt_ms: Option<f64>,
     /// Packets sent.
     pub sent: u64,
     /// Packets lost; with SCTP, DATA chunks retransmitted.
     pub lost: u64,
-    /// Bytes that the peer has acknowledged.
+    /// Bytes that the peer has acknowledged; with QUIC, of whole packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivered: Option<u64>,
     /// Whether the application bounds the rate.

@@ -12,8 +12,7 @@
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`path`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
-//! Choice: classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), and what
-//! carrier suits both ([`select`]).
+//! Classification of flows by their first packets ([`profile`]), and the state of paths ([`netmon`]).
 
 #![deny(unsafe_code)]
 
@@ -22,7 +21,6 @@ pub mod flow;
 pub mod netmon;
 pub mod path;
 pub mod profile;
-pub mod select;
 pub mod session;
 
 pub use association::Association;

@@ -432,13 +432,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let _claim = Claim::new(patience)?;
     let monitor = Arc::new(NetMonitor::default());
     if let Some(at) = args.metrics {
-        // The daemon before has let go of the port by now.
-        match netmon::serve(at, Arc::clone(&monitor)) {
-            // What was taken over would be lost.
-            Err(error) if args.take_over => {
-                tracing::error!(%error, "cannot serve --metrics {at}: goes on without");
-            }
-            served => served.with_context(|| format!("cannot serve --metrics {at}"))?,
+        // The daemon before has let go of the port by now. Anybody may have taken it: connections matter more.
+        if let Err(error) = netmon::serve(at, Arc::clone(&monitor)) {
+            tracing::error!(%error, "cannot serve --metrics {at}: goes on without");
         }
     }
     let scope = Scope::new(args.interface.clone());

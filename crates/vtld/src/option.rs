@@ -116,8 +116,13 @@ pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> 
     Ok(setsockopt(socket, sockopt::Linger, &linger)?)
 }
 
+/// TCP's counters and estimates (TCP_INFO); of MPTCP, those of the first subflow.
+pub(crate) fn tcp_info(socket: &TcpStream) -> io::Result<libc::tcp_info> {
+    get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
 /// TCP's smoothed round-trip time: right after connecting, that of the handshake.
 pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
-    let info: libc::tcp_info = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    let info = tcp_info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }

@@ -129,7 +129,7 @@ impl Slot {
 }
 
 /// The estimator of one path, fed by the connections of one kind to one host. It keeps the figures of the time when these
-/// were last busy. At most 4 KiB.
+/// were last busy. At most 5 KiB.
 #[derive(Clone, Debug, Default)]
 pub struct Estimator {
     rtt: Option<Duration>,

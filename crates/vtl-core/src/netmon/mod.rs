@@ -12,14 +12,12 @@ mod estimator;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 pub use class::Class;
 pub use counters::{Bound, Counters, Step, Tracker};
 pub use estimator::Estimator;
 
 /// The state of a path in the direction in which this host sends. What was not measured is `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// The minimum round-trip time lately: the path without queues.
     pub min_rtt: Option<Duration>,
@@ -44,7 +42,7 @@ pub struct Metrics {
 }
 
 /// An estimate of the bandwidth that a path has for us.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
     /// bit/s of payload.
     pub rate: u64,

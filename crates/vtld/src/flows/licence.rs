@@ -57,9 +57,8 @@ fn ask(tcp: &TcpStream, after_s: u32, again_s: u32) {
 
 /// Time since the last acknowledgement; zero if the connection is not probed.
 fn age(tcp: &TcpStream) -> Duration {
-    let info: std::io::Result<libc::tcp_info> = option::get(tcp, libc::IPPROTO_TCP, libc::TCP_INFO);
     // It cannot fail on a TCP socket.
-    let Ok(info) = info else {
+    let Ok(info) = option::tcp_info(tcp) else {
         return Duration::ZERO;
     };
     // Zero-window probes replace keepalive probes while the peer's window is closed, and are rare.

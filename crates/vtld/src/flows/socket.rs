@@ -45,13 +45,13 @@ const TCP_SYN_SENT: u8 = 2;
 
 /// Whether a socket waits for the SYN/ACK. False for one that has lost its peer.
 fn is_connecting(socket: &TcpStream) -> io::Result<bool> {
-    let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let info = option::tcp_info(socket)?;
     Ok(info.tcpi_state == TCP_SYN_SENT)
 }
 
 /// Round trip of a fresh connection's handshake; `None` if there were retransmissions.
 pub(super) fn handshake(socket: &TcpStream) -> Option<Duration> {
-    let info: libc::tcp_info = option::get(socket, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
+    let info = option::tcp_info(socket).ok()?;
     (info.tcpi_total_retrans == 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }
 

@@ -1,7 +1,8 @@
 //! `vtld --metrics`: the paths for Prometheus, over HTTP on a loopback address.
 //!
 //! Any program of this host may ask, and so may a web page in a browser here, with a name that leads to the loopback: its
-//! Host header gives it away. So requests are bounded in size, time and number, and nothing but the figures is there.
+//! Host header gives it away. So requests are bounded in size, time and number, figures are made once a second at most, and
+//! nothing else is there.
 
 use std::{
     fmt::{self, Write as _},
@@ -9,7 +10,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     str::FromStr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -27,6 +28,8 @@ const HEADERS: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of requests at a time.
 const MOST: usize = 16;
+/// How long figures serve other requests, too.
+const AGE: Duration = Duration::from_secs(1);
 /// Pause after a failed accept: out of descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -65,7 +68,8 @@ impl FromStr for Loopback {
 pub fn serve(at: Loopback, monitor: Arc<NetMonitor>) -> io::Result<()> {
     let listener = TcpListener::bind(at.0)?;
     let started = thread::Builder::new().name("vtl-metrics".into());
-    started.spawn(move || accept(&listener, &monitor))?;
+    let figures = Arc::new(Figures::new(monitor));
+    started.spawn(move || accept(&listener, &figures, &Arc::default()))?;
     Ok(())
 }
 
@@ -78,8 +82,31 @@ impl Drop for Place {
     }
 }
 
-fn accept(listener: &TcpListener, monitor: &Arc<NetMonitor>) {
-    let count = Arc::new(AtomicUsize::new(0));
+/// The figures, as text.
+struct Figures {
+    monitor: Arc<NetMonitor>,
+    /// The latest ones, and when they were made.
+    latest: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl Figures {
+    fn new(monitor: Arc<NetMonitor>) -> Self {
+        Self {
+            monitor,
+            latest: Mutex::default(),
+        }
+    }
+
+    fn text(&self) -> Arc<str> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = latest.take_if(|(made, _)| made.elapsed() >= AGE);
+        let make = || (Instant::now(), text(&self.monitor.told()).into());
+        Arc::clone(&latest.get_or_insert_with(make).1)
+    }
+}
+
+/// `count`: of requests that are being answered.
+fn accept(listener: &TcpListener, figures: &Arc<Figures>, count: &Arc<AtomicUsize>) {
     loop {
         let Ok((client, _)) = listener.accept() else {
             thread::sleep(PAUSE);
@@ -87,14 +114,14 @@ fn accept(listener: &TcpListener, monitor: &Arc<NetMonitor>) {
         };
         // Counted before it is compared, so that dropping it is right in any case.
         let is_full = count.fetch_add(1, Ordering::Relaxed) >= MOST;
-        let place = Place(Arc::clone(&count));
+        let place = Place(Arc::clone(count));
         if is_full {
             continue;
         }
-        let monitor = Arc::clone(monitor);
+        let figures = Arc::clone(figures);
         let work = move || {
             // It fails if the client has gone, or is too slow.
-            let _ = answer(client, &monitor);
+            let _ = answer(client, &figures);
             drop(place);
         };
         let started = thread::Builder::new().name("vtl-metrics".into());
@@ -104,7 +131,7 @@ fn accept(listener: &TcpListener, monitor: &Arc<NetMonitor>) {
     }
 }
 
-fn answer(mut client: TcpStream, monitor: &NetMonitor) -> io::Result<()> {
+fn answer(mut client: TcpStream, figures: &Figures) -> io::Result<()> {
     let ends = Instant::now() + PATIENCE;
     let left = || match ends.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
@@ -124,10 +151,10 @@ fn answer(mut client: TcpStream, monitor: &NetMonitor) -> io::Result<()> {
         }
     };
     let (status, body) = match asked {
-        Ok(()) => ("200 OK", text(&monitor.told())),
+        Ok(()) => ("200 OK", figures.text()),
         Err(status) => (
             status,
-            format!("{status}: GET /metrics of a loopback address is all there is\n"),
+            format!("{status}: GET /metrics of a loopback address is all there is\n").into(),
         ),
     };
     let mut said = format!(
@@ -190,7 +217,10 @@ fn is_here(host: &[u8]) -> bool {
         .strip_prefix('[')
         .and_then(|name| name.strip_suffix(']'))
         .unwrap_or(name);
-    name.eq_ignore_ascii_case("localhost") || ip.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || ip
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 /// What one kind of connection has told of the path to a host, how long ago.
@@ -332,6 +362,7 @@ mod tests {
             "localhost:9300",
             "[::1]:9300",
             "[::1]",
+            "[::ffff:127.0.0.1]:9300",
             "LocalHost",
         ] {
             assert_eq!(get(&format!("Host: {here}\r\n")), Some(Ok(())), "{here}");
@@ -398,7 +429,10 @@ mod tests {
     fn serve__answers_and_closes() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        thread::spawn(move || accept(&listener, &Arc::default()));
+        let figures = Arc::new(Figures::new(Arc::default()));
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        thread::spawn(move || accept(&listener, &figures, &counted));
         let said = ask(at, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert!(said.starts_with("HTTP/1.1 200 OK\r\n"), "{said}");
         let (head, body) = said.split_once("\r\n\r\n").unwrap();
@@ -407,25 +441,38 @@ mod tests {
             "{head}"
         );
         assert!(body.starts_with("# HELP vtl_path_age_seconds"), "{body}");
-        // What never ends is cut.
-        let endless = [
-            b"GET /metrics HTTP/1.1\r\nX: ".to_vec(),
-            vec![b'x'; 2 * HEAD],
-        ]
-        .concat();
+        // What never ends is refused once it is too long: nothing is left to read that would reset the answer.
+        let mut endless = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
+        endless.resize(HEAD, b'x');
         let said = ask(at, &endless);
-        assert!(
-            said.is_empty() || said.starts_with("HTTP/1.1 400 "),
-            "{said}"
-        );
-        // Those that say nothing take places, and give them back.
-        let idle: Vec<_> = (0..MOST + 4)
-            .map(|_| TcpStream::connect(at).unwrap())
-            .collect();
-        drop(idle);
-        vtl_testing::until("an answer", || {
-            ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 200 OK\r\n")
-        });
+        assert!(said.starts_with("HTTP/1.1 400 "), "{said}");
+        vtl_testing::until("all places are free", || count.load(Ordering::Relaxed) == 0);
+        count.store(MOST, Ordering::Relaxed);
+        let get = b"GET /metrics HTTP/1.0\r\n\r\n";
+        assert_eq!(ask(at, get), "", "all places are taken");
+        count.store(0, Ordering::Relaxed);
+        assert!(ask(at, get).starts_with("HTTP/1.1 200 OK\r\n"));
+    }
+
+    #[test]
+    fn answer__gives_up_on_who_says_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        let figures = Figures::new(Arc::default());
+        assert!(answer(client, &figures).is_err());
+    }
+
+    #[test]
+    fn text__is_made_once_a_second() {
+        let figures = Figures {
+            monitor: Arc::default(),
+            latest: Mutex::new(Some((Instant::now(), "before".into()))),
+        };
+        assert_eq!(&*figures.text(), "before");
+        let long_ago = Instant::now().checked_sub(AGE).unwrap();
+        *figures.latest.lock().unwrap() = Some((long_ago, "before".into()));
+        assert!(figures.text().starts_with("# HELP"));
     }
 
     proptest! {

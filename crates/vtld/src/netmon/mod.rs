@@ -27,9 +27,13 @@ pub use exporter::{Loopback, serve};
 pub(crate) use session::counters as of_session;
 pub(crate) use tcp::{MOST_READ, TcpWatch, mptcp};
 
-/// Maximum number of hosts. Of one more, the host whose connections ended first goes.
+/// Maximum number of hosts. For one more, the host goes whose connections were read longest ago,
 const MOST_HOSTS: usize = 1024;
-/// How long figures stay after the last connection.
+/// unless that is less than this: it may still have some.
+const SPARED: Duration = Duration::from_secs(60);
+/// Pause after a search for such a host that found none.
+const SEARCH: Duration = Duration::from_secs(1);
+/// How long figures stay after a connection was last read.
 const KEPT: Duration = Duration::from_secs(600);
 
 /// What has told of a path.
@@ -64,7 +68,15 @@ struct Told {
 #[derive(Debug)]
 pub struct NetMonitor {
     began: Instant,
-    hosts: Mutex<HashMap<IpAddr, Vec<Told>>>,
+    hosts: Mutex<Hosts>,
+}
+
+/// What was told, by host.
+#[derive(Debug, Default)]
+struct Hosts {
+    known: HashMap<IpAddr, Vec<Told>>,
+    /// When there was no room for another one.
+    full: Option<Instant>,
 }
 
 impl Default for NetMonitor {
@@ -81,7 +93,7 @@ impl Default for NetMonitor {
 pub(crate) struct Watch(Tracker);
 
 impl NetMonitor {
-    fn hosts(&self) -> MutexGuard<'_, HashMap<IpAddr, Vec<Told>>> {
+    fn hosts(&self) -> MutexGuard<'_, Hosts> {
         // Poisoning is harmless: no critical section leaves a partial update.
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,13 +113,11 @@ impl NetMonitor {
             .advance(u64::try_from(since).unwrap_or(u64::MAX), counters);
         let peer = peer.to_canonical();
         let mut hosts = self.hosts();
-        if step.is_some() && hosts.len() >= MOST_HOSTS && !hosts.contains_key(&peer) {
-            make_room(&mut hosts, at);
-        }
         let told = match step {
-            Some(_) => hosts.entry(peer).or_default(),
+            Some(_) if !hosts.known.contains_key(&peer) && !hosts.has_room(at) => return,
+            Some(_) => hosts.known.entry(peer).or_default(),
             // A connection that is idle keeps what is known of its path, and no more.
-            None => match hosts.get_mut(&peer) {
+            None => match hosts.known.get_mut(&peer) {
                 Some(told) => told,
                 None => return,
             },
@@ -138,7 +148,7 @@ impl NetMonitor {
     pub fn metrics(&self, peer: IpAddr) -> Option<Metrics> {
         let now = Instant::now();
         let hosts = self.hosts();
-        let told = hosts.get(&peer.to_canonical())?;
+        let told = hosts.known.get(&peer.to_canonical())?;
         let told: Vec<_> = told
             .iter()
             .filter(|told| told.is_kept(now))
@@ -162,18 +172,33 @@ impl Told {
     }
 }
 
-/// Removes hosts whose figures are too old, or else the one whose connections were last read first.
-fn make_room(hosts: &mut HashMap<IpAddr, Vec<Told>>, now: Instant) {
-    hosts.retain(|_, told| {
-        told.retain(|told| told.is_kept(now));
-        !told.is_empty()
-    });
-    if hosts.len() >= MOST_HOSTS {
-        let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
-        let first = hosts.iter().min_by_key(|(_, told)| read(told));
-        if let Some(first) = first.map(|(peer, _)| *peer) {
-            hosts.remove(&first);
+impl Hosts {
+    /// Whether there is room for another host; makes some if it can.
+    fn has_room(&mut self, now: Instant) -> bool {
+        if self.known.len() < MOST_HOSTS {
+            return true;
         }
+        let since = |then: Instant| now.saturating_duration_since(then);
+        if self.full.is_some_and(|full| since(full) < SEARCH) {
+            return false;
+        }
+        self.known.retain(|_, told| {
+            told.retain(|told| told.is_kept(now));
+            !told.is_empty()
+        });
+        if self.known.len() >= MOST_HOSTS {
+            let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
+            let hosts = self.known.iter();
+            let hosts = hosts.filter_map(|(peer, told)| Some((read(told)?, *peer)));
+            if let Some((read, first)) = hosts.min()
+                && since(read) >= SPARED
+            {
+                self.known.remove(&first);
+            }
+        }
+        let has_room = self.known.len() < MOST_HOSTS;
+        self.full = (!has_room).then_some(now);
+        has_room
     }
 }
 

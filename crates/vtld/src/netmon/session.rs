@@ -4,11 +4,8 @@ use vtl_bpf::sessions::Session;
 use vtl_core::netmon::{Bound, Counters};
 use vtl_proto::nego::Way;
 
-/// Grafts whose congestion control models the path (`bpf/tf/congestion_bbr.h`).
-const MODELLING: [&str; 2] = ["stream", "partial-order"];
-
 /// The counters of a session over a graft; `None` while its packets go by TCP, which hides the path.
-pub(crate) fn counters(entry: &Session<'_>, graft: Option<&str>) -> Option<Counters> {
+pub(crate) fn counters(entry: &Session<'_>) -> Option<Counters> {
     if entry.way() == Way::Tcp {
         return None;
     }
@@ -24,10 +21,10 @@ pub(crate) fn counters(entry: &Session<'_>, graft: Option<&str>) -> Option<Count
         sent,
         lost: sent.wrapping_sub(meter.arrived),
         delivered: u64::try_from(delivered).ok(),
-        bound: match graft {
-            _ if sender.is_limited => Bound::Application,
-            Some(graft) if MODELLING.contains(&graft) => Bound::Path,
-            _ => Bound::Window,
+        bound: match (sender.is_limited, sender.models) {
+            (true, _) => Bound::Application,
+            (false, true) => Bound::Path,
+            (false, false) => Bound::Window,
         },
         reordering: Some(sender.late),
     })

@@ -16,37 +16,36 @@ const PAGE: usize = 100;
 impl NetMonitor {
     /// A page of paths, sorted by address, from one on.
     pub(crate) fn list(&self, from: Option<IpAddr>) -> PathList {
-        let now = Instant::now();
-        let hosts = self.hosts();
-        let mut peers: Vec<IpAddr> = hosts
-            .keys()
-            .copied()
-            .filter(|peer| from.is_none_or(|from| *peer >= from))
-            .collect();
-        peers.sort_unstable();
+        let mut peers = self.peers();
+        peers.retain(|peer| from.is_none_or(|from| *peer >= from));
         let more = peers.get(PAGE).copied();
         peers.truncate(PAGE);
-        let path = |peer: IpAddr| Some(report(peer, hosts.get(&peer)?, now)?.path);
+        let path = |peer: IpAddr| Some(self.report(peer).ok()?.path);
         PathList {
             paths: peers.into_iter().filter_map(path).collect(),
             more,
         }
     }
 
+    /// All hosts, sorted. What is told of each is asked for by itself, as readings wait meanwhile.
+    fn peers(&self) -> Vec<IpAddr> {
+        let mut peers: Vec<IpAddr> = self.hosts().known.keys().copied().collect();
+        peers.sort_unstable();
+        peers
+    }
+
     /// All that was told, sorted by address.
     pub(super) fn told(&self) -> Vec<Row> {
         let now = Instant::now();
-        let hosts = self.hosts();
-        let rows = hosts.iter().flat_map(|(peer, told)| {
-            let told = told.iter().filter(|told| told.is_kept(now));
-            told.map(|told| {
+        let mut rows = Vec::new();
+        for peer in self.peers() {
+            let hosts = self.hosts();
+            let told = hosts.known.get(&peer).into_iter().flatten();
+            rows.extend(told.filter(|told| told.is_kept(now)).map(|told| {
                 let (age, metrics) = told.aged(now);
-                (*peer, told.evidence, age, metrics)
-            })
-        });
-        let mut rows: Vec<_> = rows.collect();
-        drop(hosts);
-        rows.sort_by_key(|(peer, ..)| *peer);
+                (peer, told.evidence, age, metrics)
+            }));
+        }
         rows
     }
 
@@ -58,6 +57,7 @@ impl NetMonitor {
         let peer = peer.to_canonical();
         let hosts = self.hosts();
         let report = hosts
+            .known
             .get(&peer)
             .and_then(|told| report(peer, told, Instant::now()));
         report.ok_or_else(|| {

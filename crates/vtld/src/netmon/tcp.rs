@@ -25,9 +25,15 @@ pub(crate) struct TcpWatch {
     peer: Option<Option<IpAddr>>,
     /// Whether its congestion control models the path.
     models: bool,
-    /// When it was last read; for how long it was sending by then, and bounded by the receiver or its own buffer.
+    /// When its times were last looked at: for how long it was sending by then, and bounded by the receiver or its own
+    /// buffer,
     last: Option<(Instant, Duration, Duration)>,
+    /// and what has bounded it since the time before.
+    bound: Bound,
 }
+
+/// Interval of looking at these times, at least: the kernel counts them in ticks of up to 10 ms.
+const LOOK: Duration = Duration::from_millis(90);
 
 impl TcpWatch {
     /// Reads the counters of a connection, one system call, and notes them.
@@ -41,26 +47,41 @@ impl TcpWatch {
             self.models = models(connection);
         }
         let Some(Some(peer)) = self.peer else { return };
-        let Ok(info) = info(connection) else { return };
+        let Ok(info) = option::tcp_info(connection) else {
+            return;
+        };
         let now = Instant::now();
         let counters = self.counters(now, &info);
         monitor.note(peer, Evidence::Tcp, &mut self.watch, now, counters);
     }
 
-    fn counters(&mut self, now: Instant, info: &libc::tcp_info) -> Counters {
+    /// What bounds the connection: another reader may have looked a moment ago.
+    fn bound(&mut self, now: Instant, info: &libc::tcp_info) -> Bound {
+        let passed = |then| now.saturating_duration_since(then);
+        if self.last.is_some_and(|(then, ..)| passed(then) < LOOK) {
+            return self.bound;
+        }
         let sending = Duration::from_micros(info.tcpi_busy_time);
         let elsewhere = Duration::from_micros(
             info.tcpi_rwnd_limited
                 .saturating_add(info.tcpi_sndbuf_limited),
         );
         let last = self.last.replace((now, sending, elsewhere));
-        // Nine tenths of the time since the last reading have to be the path's.
+        // Nine tenths of the time since then have to be the path's.
         let is_path = last.is_some_and(|(then, sent, held)| {
-            let passed = now.saturating_duration_since(then);
             let sending = sending.saturating_sub(sent);
             let held = elsewhere.saturating_sub(held);
-            !passed.is_zero() && sending.saturating_sub(held) >= passed * 9 / 10
+            sending.saturating_sub(held) >= passed(then) * 9 / 10
         });
+        self.bound = match (is_path, self.models) {
+            (false, _) => Bound::Application,
+            (true, true) => Bound::Path,
+            (true, false) => Bound::Window,
+        };
+        self.bound
+    }
+
+    fn counters(&mut self, now: Instant, info: &libc::tcp_info) -> Counters {
         let path = path_of(info);
         Counters {
             rtt_variance: Some(Duration::from_micros(info.tcpi_rttvar.into())),
@@ -69,21 +90,13 @@ impl TcpWatch {
             sent: path.sent as u32,
             lost: path.lost as u32,
             delivered: path.delivered,
-            bound: match (is_path, self.models) {
-                (false, _) => Bound::Application,
-                (true, true) => Bound::Path,
-                (true, false) => Bound::Window,
-            },
+            bound: self.bound(now, info),
             // Times that a packet was overtaken, of packets delivered.
             reordering: (info.tcpi_delivered > 0).then(|| {
                 (f64::from(info.tcpi_reord_seen) / f64::from(info.tcpi_delivered)).min(1.0)
             }),
         }
     }
-}
-
-fn info(connection: &TcpStream) -> io::Result<libc::tcp_info> {
-    option::get(connection, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 /// `None` before the first sample: the kernel has all ones, or zero, there.
@@ -130,7 +143,7 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
 pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
     let watch = RefCell::new(TcpWatch::default());
     move |connection| {
-        let info = info(connection).ok()?;
+        let info = option::tcp_info(connection).ok()?;
         let now = Instant::now();
         let counters = watch.borrow_mut().counters(now, &info);
         let path = CarrierPath {
@@ -175,6 +188,12 @@ mod tests {
         assert_eq!(bound(true, 899, 0), Bound::Application);
         assert_eq!(bound(true, 1000, 101), Bound::Application);
         assert_eq!(bound(false, 950, 50), Bound::Window);
+        // Another reader a moment later has no more to go by.
+        let mut watch = TcpWatch::default();
+        for (at, sending) in [(0, 0), (1000, 1000), (1003, 1000)] {
+            let bound = watch.bound(began + Duration::from_millis(at), &info(sending, 0));
+            assert_eq!(bound == Bound::Window, at > 0);
+        }
     }
 
     #[test]

@@ -81,16 +81,25 @@ fn note__figures_outlive_the_last_connection_by_ten_minutes() {
 fn note__hosts_are_bounded() {
     let monitor = NetMonitor::default();
     let now = Instant::now();
-    for n in 0..MOST_HOSTS as u32 + 5 {
+    let most = MOST_HOSTS as u32;
+    for n in 0..most {
         note(&monitor, host(n), now + Duration::from_millis(n.into()));
     }
-    assert_eq!(monitor.hosts().len(), MOST_HOSTS);
+    // Those that were read a moment ago stay.
+    let later = now + Duration::from_secs(30);
+    note(&monitor, host(most), later);
+    assert_eq!(monitor.metrics(host(most)), None);
+    let later = now + Duration::from_secs(62);
+    for n in 0..5 {
+        note(&monitor, host(most + n), later);
+    }
+    assert_eq!(monitor.hosts().known.len(), MOST_HOSTS);
     assert_eq!(monitor.metrics(host(4)), None, "read first");
     assert!(monitor.metrics(host(5)).is_some());
     // An idle connection takes no place.
     let mut watch = Watch::default();
     monitor.note(host(5000), GRAFT, &mut watch, now, Counters::default());
-    assert_eq!(monitor.hosts().len(), MOST_HOSTS);
+    assert_eq!(monitor.hosts().known.len(), MOST_HOSTS);
     let mut seen = Vec::new();
     let mut from = None;
     loop {
@@ -101,8 +110,5 @@ fn note__hosts_are_bounded() {
             break;
         }
     }
-    assert_eq!(
-        seen,
-        (5..MOST_HOSTS as u32 + 5).map(host).collect::<Vec<_>>()
-    );
+    assert_eq!(seen, (5..most + 5).map(host).collect::<Vec<_>>());
 }

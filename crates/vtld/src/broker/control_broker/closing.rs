@@ -72,9 +72,7 @@ impl ControlBroker {
             return;
         };
         session.meter.note(Mark::new(now, &entry.meter()));
-        let gid = entry.gid();
-        let graft = self.plane.grafts().find(|graft| graft.gid == gid);
-        if let Some(counters) = netmon::of_session(&entry, graft.map(|graft| &*graft.name)) {
+        if let Some(counters) = netmon::of_session(&entry) {
             let evidence = Evidence::Carrier(Kind::Graft);
             self.monitor.note(
                 session.peer,

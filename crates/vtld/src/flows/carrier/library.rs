@@ -16,6 +16,11 @@ use vtl_proto::keys::Secret;
 
 use super::{Expected, Local, framed::Pipe};
 
+/// Milliseconds, rounded to 0.01, for [`CarrierPath`].
+pub(super) fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e5).round() / 1e2
+}
+
 /// A certificate and its key, each in DER.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Certificate {

@@ -30,7 +30,7 @@ use vtl_proto::frame::{self, FlowId, Frame, HEADER};
 use super::{
     Expected, HANDSHAKE, Local, SILENCE, TICK,
     framed::{Arrived, Out, Pipe},
-    library::{Certificate, Library, Opened, Opening, Opens},
+    library::{Certificate, Library, Opened, Opening, Opens, ms},
 };
 use crate::panics;
 use counting::Counting;
@@ -543,7 +543,6 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
 /// Statistics of a connection.
 fn figures(connection: &Connection) -> CarrierPath {
     let path = connection.stats().path;
-    let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 1e2;
     let control = connection.congestion_state().into_any();
     let counted = control.downcast::<Counting>().ok();
     CarrierPath {

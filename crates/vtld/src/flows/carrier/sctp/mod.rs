@@ -34,7 +34,7 @@ use vtl_proto::frame::Side;
 
 use super::{
     Expected, HANDSHAKE, Local,
-    library::{Library, Opened, Opening, Opens},
+    library::{Library, Opened, Opening, Opens, ms},
     sealed,
 };
 use crate::panics;
@@ -217,7 +217,6 @@ impl Shared {
     /// Statistics for `status`.
     fn figures(&self) -> CarrierPath {
         let figures = &self.figures;
-        let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 1e2;
         let measured = figures.measured.get();
         let smoothed = measured.map(|measured| measured.rtt);
         let rtt = smoothed.filter(|rtt| !rtt.is_zero()).or(figures.rtt.get());
