@@ -195,11 +195,12 @@ impl ControlBroker {
         while let Some(news) = self.shards.news() {
             match news {
                 News::Heard(sid) => {
-                    let entry = self.plane.sessions().get(sid);
-                    if entry.is_none_or(|e| e.ifindex() == 0) {
+                    if !self.is_heard(sid) {
                         // An event of the index's former session.
                         self.shards.report(sid);
-                        continue;
+                    }
+                    if !self.is_heard(sid) {
+                        continue; // the first packet's event follows that order
                     }
                     let session = self.sessions.get_mut(sid).filter(|s| !s.awaits_keys());
                     if let Some(answered) = session.and_then(|s| s.answered.take()) {
@@ -217,6 +218,12 @@ impl ControlBroker {
                 }
             }
         }
+    }
+
+    /// Whether a packet of the session has arrived from its peer.
+    fn is_heard(&self, sid: u32) -> bool {
+        let entry = self.plane.sessions().get(sid);
+        entry.is_some_and(|entry| entry.ifindex() != 0)
     }
 
     fn tick(&mut self) {

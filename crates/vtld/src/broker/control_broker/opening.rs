@@ -115,7 +115,8 @@ impl ControlBroker {
         };
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         entry.initialise(value);
-        if let Err(error) = self.have_served(sid, &aware) {
+        let lifecycle = lifecycle(sid, token, slots);
+        if let Err(error) = self.have_served(sid, &aware, !lifecycle.is_initiator()) {
             self.sessions.reserve(sid);
             self.shards.forget(sid);
             self.stock.put(rings);
@@ -138,7 +139,7 @@ impl ControlBroker {
             tags: None,
             expected: None,
             answered: None,
-            lifecycle: lifecycle(sid, token, slots),
+            lifecycle,
             rings,
             slots,
             long_messages: false,
@@ -153,10 +154,11 @@ impl ControlBroker {
         Ok((sid, token))
     }
 
-    /// Registers a new session with its shard.
-    fn have_served(&self, sid: u32, aware: &Aware) -> Result<(), String> {
+    /// Registers a new session with its shard. `report`: the first packet is reported, from now on, since early
+    /// data may arrive before the session is complete.
+    fn have_served(&self, sid: u32, aware: &Aware, report: bool) -> Result<(), String> {
         if let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) {
-            let opened = self.shards.open(sid, &aware.controls, kick, wake);
+            let opened = (self.shards).open(sid, &aware.controls, kick, wake, report);
             opened.map_err(|e| e.to_string())?;
         }
         Ok(())

@@ -286,7 +286,6 @@ impl ControlBroker {
             early: wish == Some((sid, token)),
         });
         session.lifecycle.handle_established(now);
-        self.shards.report(sid);
         // Must precede the session's opening in the kernel.
         if let Err(error) = self.answer_hello(sid, request, &answer) {
             tracing::debug!(%error, peer = %received.from, "no keys for a session");

@@ -153,20 +153,22 @@ impl Shards {
         self.handles[self.number_of(sid) as usize].send(order);
     }
 
-    /// Registers a session with its shard. `kick` and `wake` are the eventfds from and to its application.
+    /// Registers a session with its shard. `kick` and `wake` are the eventfds from and to its application. `report`:
+    /// as [`Shards::report`], from the beginning.
     pub(super) fn open(
         &self,
         sid: u32,
         controls: &Arc<Controls>,
         kick: &EventFd,
         wake: &Arc<EventFd>,
+        report: bool,
     ) -> io::Result<()> {
         let session = Pumped {
             controls: Arc::clone(controls),
             wake: Bell::Held(Arc::clone(wake)),
             sent: 0,
             resting: false,
-            report: false,
+            report,
         };
         self.order(sid, Order::Open { sid, session });
         // Edge-triggered: each kick is an event, and the counter is never read. Watched for as long as the
