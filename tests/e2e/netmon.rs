@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::Value;
 use vtl_testbed::{DirectionStats, Host, Link, LossModel};
 
-use crate::harness::{World, payload, until, words};
+use crate::harness::{World, payload, until, vtl, words};
 
 const RTT_MS: f64 = 40.0;
 const RATE_MBIT: f64 = 20.0;
@@ -221,4 +221,41 @@ fn netmon__losses_in_bursts_are_told_apart() {
     let burst = told["loss_burst"].as_f64().expect("a number");
     assert!((2.0..8.0).contains(&burst), "{told}");
     assert_eq!(told["looks_wireless"], true);
+}
+
+/// As text, as JSON, and on a terminal, which it gives back.
+#[test]
+fn top__shows_paths_and_flows_while_they_run() {
+    let Some(mut world) = World::alone("top", &link(0.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start_both(&[]);
+    world.serve("big", SIZE);
+    let mut download = world.start_over("quic", world.servers()[0], "big");
+    download.reaches(500_000);
+    let client = world.testbed.addr4(Host::Client).to_string();
+    let top = |args: &[&str]| {
+        let top = world.vtl(Host::Server, &[&["top"], args].concat()).output();
+        said(&top.expect("vtl runs"))
+    };
+    until("its rate", || {
+        let frame: Value = serde_json::from_str(&top(&["--count", "1", "--json"])).expect("JSON");
+        let [path, flow] = [&frame["paths"][0], &frame["flows"][0]];
+        path["peer"] == client.as_str()
+            && path["evidence"] == "quic"
+            && flow["program"] == "nginx"
+            && flow["sends_by"] == "quic"
+            && flow["sends_mbit"].as_f64().is_some_and(|mbit| mbit > 1.0)
+    });
+    assert_eq!(top(&["--count", "2"]).matches("nginx (").count(), 2);
+    let mut script = (world.testbed.command(Host::Server, "script")).expect("a namespace");
+    let on_terminal = format!("{} top --count 2", vtl().display());
+    script.args(["-qec", &on_terminal, "/dev/null"]);
+    let shown = said(&script.output().expect("script, of bsdutils, runs"));
+    assert_eq!(shown.matches("nginx (").count(), 2, "{shown:?}");
+    assert!(shown.starts_with("\x1b[?1049h"), "{shown:?}");
+    assert!(shown.trim_end().ends_with("\x1b[?1049l"), "{shown:?}");
+    assert!(download.process.wait().success());
+    download.check();
 }

@@ -14,6 +14,7 @@ use crate::lab::{self, LabArgs};
 use crate::path::PathCommand;
 use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
+use crate::top::TopArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,6 +25,7 @@ Examples:
   vtl send backup.tar 192.0.2.7       a file to a host where `vtl recv` waits
   vtl status                          what the daemon is carrying
   vtl path list                       delay, loss and bandwidth of the paths there
+  vtl top                             both, live
   vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
 
 Exit status:
@@ -73,6 +75,11 @@ pub(crate) enum Command {
     /// Show the state of the paths to other hosts: delay, loss, bandwidth
     #[command(subcommand)]
     Path(PathCommand),
+    /// Show paths and connections live: delay, loss, and what each travels by, how fast
+    #[command(after_help = "\
+On a terminal: q ends it; up, down, page up and page down show other flows, the busiest first.\n\n\
+Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends_mbit]'")]
+    Top(TopArgs),
     /// Show and change whose keys this host knows
     #[command(subcommand)]
     Peer(PeerCommand),

@@ -76,14 +76,14 @@ pub(crate) fn run(command: &FlowCommand, socket: &SocketArgs) -> anyhow::Result<
 
 /// A flow, and whose it is.
 #[derive(Debug, Serialize)]
-struct Row {
+pub(crate) struct Row {
     /// Of the application here; nothing where that has gone, or may not be looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
-    program: Option<String>,
+    pub(crate) program: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pid: Option<i32>,
+    pub(crate) pid: Option<i32>,
     #[serde(flatten)]
-    flow: FlowStatus,
+    pub(crate) flow: FlowStatus,
 }
 
 /// All of them.
@@ -92,7 +92,8 @@ struct Rows {
     flows: Vec<Row>,
 }
 
-fn rows(flows: Vec<FlowStatus>) -> Vec<Row> {
+/// Finds the programs of flows.
+pub(crate) fn rows(flows: Vec<FlowStatus>) -> Vec<Row> {
     let programs = programs(&flows);
     let row = |flow: FlowStatus| {
         let found = flow.app.and_then(|app| programs.get(&app));
@@ -138,7 +139,9 @@ fn programs(flows: &[FlowStatus]) -> HashMap<[SocketAddr; 2], (String, i32)> {
                 continue;
             };
             if let (Some(app), Ok(stat)) = (by_inode.get(&inode), process.stat()) {
-                found.insert(*app, (stat.comm, process.pid));
+                // Chosen by the program, and shown on a terminal.
+                let name = stat.comm.replace(char::is_control, "?");
+                found.insert(*app, (name, process.pid));
             }
         }
     }

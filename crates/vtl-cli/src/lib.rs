@@ -19,6 +19,7 @@ pub mod progress;
 mod registry;
 mod rule;
 mod status;
+mod top;
 mod transfer;
 pub mod units;
 
@@ -54,6 +55,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Rule(command) => rule::run(&command, socket),
         Command::Flow(command) => flow::run(&command, socket),
         Command::Path(command) => path::run(&command, socket),
+        Command::Top(args) => top::run(&args, socket),
         Command::Peer(command) => peer::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),

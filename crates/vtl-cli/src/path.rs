@@ -119,7 +119,8 @@ fn changed<'a>(paths: &'a [PathStatus], last: &[PathStatus]) -> Vec<&'a PathStat
     paths.iter().filter(|path| !is_known(path)).collect()
 }
 
-fn listed(paths: &[PathStatus]) -> String {
+/// The paths as a table.
+pub(crate) fn listed(paths: &[PathStatus]) -> String {
     if paths.is_empty() {
         return "paths: none; nothing was carried in the last ten minutes\n".to_owned();
     }

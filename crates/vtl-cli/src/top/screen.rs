@@ -1,0 +1,188 @@
+//! A terminal, lent to a program that draws the whole of it: raised keys, no echo, and everything as before at
+//! the end, also when a signal ends it.
+
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::termios::{
+    LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
+};
+use nix::unistd::read;
+
+use crate::output;
+
+/// Another page of the terminal, as xterm has it, without a cursor.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// The first line, and from there the rest of each line and of the page is cleared (ECMA-48).
+const HOME: &str = "\x1b[H";
+const CLEAR_LINE: &str = "\x1b[K\n";
+const CLEAR_REST: &str = "\x1b[J";
+
+/// Size where the terminal does not tell it.
+const USUAL: (u16, u16) = (80, 24);
+
+/// What ends a wait.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The time is over.
+    Time,
+    /// The terminal has another size.
+    Resized,
+    /// A key; of one that sends several bytes, these.
+    Key(Vec<u8>),
+    /// A signal that ends programs.
+    Signal(Signal),
+}
+
+/// The terminal at standard output.
+pub(super) struct Screen {
+    /// How keys were read before; `None`: standard input is no terminal.
+    before: Option<Termios>,
+    /// Blocked while this lives, and read instead.
+    signals: SignalFd,
+    blocked: SigSet,
+}
+
+impl Screen {
+    /// Takes the terminal.
+    pub(super) fn open() -> nix::Result<Self> {
+        let mut blocked = SigSet::empty();
+        for signal in [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGWINCH,
+        ] {
+            blocked.add(signal);
+        }
+        blocked.thread_block()?;
+        let signals =
+            SignalFd::with_flags(&blocked, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let stdin = io::stdin();
+        let before = match stdin.is_terminal() {
+            true => Some(tcgetattr(&stdin)?),
+            false => None,
+        };
+        if let Some(before) = &before {
+            let mut keys = before.clone();
+            keys.local_flags -= LocalFlags::ICANON | LocalFlags::ECHO;
+            // A stopped program would leave its page on the terminal.
+            keys.control_chars[SpecialCharacterIndices::VSUSP as usize] = libc::_POSIX_VDISABLE;
+            tcsetattr(&stdin, SetArg::TCSANOW, &keys)?;
+        }
+        let _ = write(ENTER);
+        Ok(Self {
+            before,
+            signals,
+            blocked,
+        })
+    }
+
+    /// Columns and lines.
+    pub(super) fn size() -> (usize, usize) {
+        let mut size = libc::winsize {
+            ws_row: 0,
+            ws_col: 0,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: the request writes one `winsize`, which lives.
+        let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+        let known = answer == 0 && size.ws_col > 0 && size.ws_row > 0;
+        let (columns, lines) = if known {
+            (size.ws_col, size.ws_row)
+        } else {
+            USUAL
+        };
+        (columns.into(), lines.into())
+    }
+
+    /// Shows these lines in the place of what is there.
+    ///
+    /// # Errors
+    /// The terminal has gone.
+    pub(super) fn draw(&self, lines: &[String]) -> io::Result<()> {
+        write(&format!("{HOME}{}{CLEAR_REST}", lines.join(CLEAR_LINE)))
+    }
+
+    /// Waits for a key or a signal, at most until that time.
+    ///
+    /// # Errors
+    /// The terminal has gone.
+    pub(super) fn wait(&self, until: Instant) -> io::Result<Event> {
+        let stdin = io::stdin();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // Rounded up, lest the end of the wait be spent without sleeping.
+            let timeout = PollTimeout::try_from(left + Duration::from_micros(999));
+            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let mut watched = vec![readable(self.signals.as_fd())];
+            if self.before.is_some() {
+                watched.push(readable(stdin.as_fd()));
+            }
+            match poll(&mut watched, timeout.unwrap_or(PollTimeout::MAX)) {
+                Ok(0) => return Ok(Event::Time),
+                Ok(_) => {}
+                Err(nix::errno::Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let has = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
+            if has(&watched[0])
+                && let Some(signal) = self.signal()?
+            {
+                return Ok(signal);
+            }
+            if watched.get(1).is_some_and(has) {
+                return key(stdin.as_fd());
+            }
+        }
+    }
+
+    fn signal(&self) -> io::Result<Option<Event>> {
+        let Some(info) = self.signals.read_signal()? else {
+            return Ok(None);
+        };
+        let number = i32::try_from(info.ssi_signo).unwrap_or(0);
+        Ok(Some(match Signal::try_from(number)? {
+            Signal::SIGWINCH => Event::Resized,
+            signal => Event::Signal(signal),
+        }))
+    }
+
+    /// Gives the terminal back, and ends this process as the signal would have.
+    pub(super) fn end_by(self, signal: Signal) {
+        drop(self);
+        let _ = raise(signal);
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = write(LEAVE);
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, before);
+        }
+        let _ = self.blocked.thread_unblock();
+    }
+}
+
+/// Writes all of it now: neither does it end with a line, nor, before a signal ends this process, does
+/// anything else.
+fn write(text: &str) -> io::Result<()> {
+    output::print(text)?;
+    io::stdout().flush()
+}
+
+fn key(stdin: BorrowedFd<'_>) -> io::Result<Event> {
+    let mut bytes = [0; 16];
+    match read(stdin, &mut bytes)? {
+        0 => Err(io::ErrorKind::BrokenPipe.into()), // hung up
+        n => Ok(Event::Key(bytes[..n].to_vec())),
+    }
+}
