@@ -253,7 +253,8 @@ fn top__shows_paths_and_flows_while_they_run() {
     let on_terminal = format!("{} top --count 2", vtl().display());
     script.args(["-qec", &on_terminal, "/dev/null"]);
     let shown = said(&script.output().expect("script, of bsdutils, runs"));
-    assert_eq!(shown.matches("nginx (").count(), 2, "{shown:?}");
+    // Once more each time that the terminal gets another size.
+    assert!(shown.matches("nginx (").count() >= 2, "{shown:?}");
     assert!(shown.starts_with("\x1b[?1049h"), "{shown:?}");
     assert!(shown.trim_end().ends_with("\x1b[?1049l"), "{shown:?}");
     assert!(download.process.wait().success());

@@ -67,7 +67,7 @@ impl Frame {
     fn headline(&self) -> String {
         let sum = |rate: fn(&Row) -> f64| self.flows.iter().map(rate).fold(0.0, |a, b| a + b);
         format!(
-            "  {} flows, sending {:.1} Mbit/s, receiving {:.1} Mbit/s",
+            "  flows: {}, sending {:.1} Mbit/s, receiving {:.1} Mbit/s",
             self.flows.len(),
             sum(|row| row.flow.sends_mbit),
             sum(|row| row.flow.receives_mbit),
@@ -148,7 +148,7 @@ mod tests {
         let frame = Frame::new(vec![path(1.0)], vec![flow(3, 1.0), flow(4, 30.0)]);
         assert_eq!(
             frame.text(),
-            "  2 flows, sending 1.0 Mbit/s, receiving 31.0 Mbit/s\n\n\
+            "  flows: 2, sending 1.0 Mbit/s, receiving 31.0 Mbit/s\n\n\
              \x20 peer      evidence  age  loss\n  10.0.0.1  quic      1 s  2.00 %\n\n\
              \x20 id  program   peer         sends by  sends mbit  receives by  receives mbit  age\n\
              \x20 4   curl (7)  10.0.0.2:80  quic      0.5         tcp          30.0           3 s\n\
