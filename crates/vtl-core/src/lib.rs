@@ -12,7 +12,8 @@
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`path`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
-//! Classification of flows by their first packets ([`profile`]), and the state of paths ([`netmon`]).
+//! Classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), and when it is to
+//! change what flows travel by ([`reconfigure`]).
 
 #![deny(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod flow;
 pub mod netmon;
 pub mod path;
 pub mod profile;
+pub mod reconfigure;
 pub mod session;
 
 pub use association::Association;

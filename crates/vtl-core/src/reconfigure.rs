@@ -1,0 +1,183 @@
+//! Decides by what a rule's connections to one host are to travel while the figures of the path change (thesis, section
+//! 3.3.2: reconfiguration).
+//!
+//! A [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
+//! [`Engine`] follows them for one path: [`Engine::sample`] takes the path's [`Metrics`], and says when to switch.
+//! What carriers are is the caller's matter: a [`Choice`] is the number of a condition.
+//!
+//! Time is an argument, in nanoseconds of any clock that does not go back.
+
+mod condition;
+
+use std::time::Duration;
+
+pub use condition::{Condition, ConditionError, Figure, Relation, Term, parse_time};
+
+use super::netmon::Metrics;
+use condition::Reading;
+
+/// Maximum number of conditions in a plan.
+pub const MAX_CONDITIONS: usize = 8;
+/// Default of [`Plan::dwell`].
+pub const DEFAULT_DWELL: Duration = Duration::from_secs(10);
+
+/// The conditions of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they count.
+    pub conditions: Vec<Condition>,
+    /// Minimum time between two switches, and before what failed is tried again: what a switch costs.
+    pub dwell: Duration,
+}
+
+/// What decides: the condition of this number; `None`: no condition, so the rule's own carrier.
+pub type Choice = Option<usize>;
+
+/// A switch to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// What decided so far.
+    pub from: Choice,
+    /// What decides now.
+    pub to: Choice,
+}
+
+/// What is known of one condition.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    holds: bool,
+    /// Since when each sample has said the opposite of `holds`, ns.
+    since_ns: Option<u64>,
+}
+
+/// The failures of one choice.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    /// Not to be chosen before, ns.
+    until_ns: u64,
+    /// It has failed since it worked last.
+    is_known: bool,
+}
+
+/// Follows the conditions of a plan for one path.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    plan: Plan,
+    states: Vec<State>,
+    /// By condition; the last one is that of the rule's own carrier.
+    failures: Vec<Failures>,
+    current: Choice,
+    former: Choice,
+    /// When it switched last, ns.
+    switched_ns: Option<u64>,
+}
+
+impl Engine {
+    /// Begins with the rule's own carrier. Conditions beyond [`MAX_CONDITIONS`] are ignored.
+    pub fn new(mut plan: Plan) -> Self {
+        plan.conditions.truncate(MAX_CONDITIONS);
+        let count = plan.conditions.len();
+        Self {
+            plan,
+            states: vec![State::default(); count],
+            failures: vec![Failures::default(); count + 1],
+            current: None,
+            former: None,
+            switched_ns: None,
+        }
+    }
+
+    /// What decides.
+    pub fn current(&self) -> Choice {
+        self.current
+    }
+
+    /// The plan that it follows.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether the condition of this number holds.
+    pub fn holds(&self, condition: usize) -> bool {
+        self.states.get(condition).is_some_and(|state| state.holds)
+    }
+
+    /// Takes the state of the path. `None`: unknown, or too old to say anything; then, and where a condition's figure is
+    /// missing, the condition neither begins nor ends to hold. Returns the switch to be made: the caller then says
+    /// [`Engine::succeeded`] or [`Engine::failed`].
+    pub fn sample(&mut self, now_ns: u64, metrics: Option<&Metrics>) -> Option<Switch> {
+        for (state, condition) in self.states.iter_mut().zip(&self.plan.conditions) {
+            let reading = metrics.map_or(Reading::Unknown, |metrics| condition.read(metrics));
+            state.take(now_ns, reading, condition.hold);
+        }
+        let dwell_ns = nanos(self.plan.dwell);
+        let is_early = |then_ns| now_ns.saturating_sub(then_ns) < dwell_ns;
+        let choice = self.choice(now_ns);
+        if choice == self.current || self.switched_ns.is_some_and(is_early) {
+            return None;
+        }
+        self.former = self.current;
+        self.current = choice;
+        self.switched_ns = Some(now_ns);
+        Some(Switch {
+            from: self.former,
+            to: choice,
+        })
+    }
+
+    /// The first condition that holds, or none; what has failed lately does not count.
+    fn choice(&self, now_ns: u64) -> Choice {
+        let may_be = |choice: Choice| self.failures[self.place(choice)].until_ns <= now_ns;
+        let holding = (0..self.states.len()).find(|i| self.states[*i].holds && may_be(Some(*i)));
+        match holding {
+            None if !may_be(None) => self.current,
+            choice => choice,
+        }
+    }
+
+    fn place(&self, choice: Choice) -> usize {
+        choice.unwrap_or(self.states.len())
+    }
+
+    /// Notes that the last switch was made.
+    pub fn succeeded(&mut self) {
+        let place = self.place(self.current);
+        self.failures[place] = Failures::default();
+    }
+
+    /// Notes that the last switch could not be made: what decided before does so again, and this is not tried before the
+    /// dwell has passed. Returns whether it is worth a report: it has not failed since it worked last.
+    pub fn failed(&mut self, now_ns: u64) -> bool {
+        let place = self.place(self.current);
+        let failures = &mut self.failures[place];
+        failures.until_ns = now_ns.saturating_add(nanos(self.plan.dwell));
+        let is_new = !std::mem::replace(&mut failures.is_known, true);
+        self.current = self.former;
+        is_new
+    }
+}
+
+impl State {
+    fn take(&mut self, now_ns: u64, reading: Reading, hold: Duration) {
+        let is_opposite = match self.holds {
+            false => reading == Reading::Holds,
+            true => reading == Reading::IsFar,
+        };
+        if !is_opposite {
+            self.since_ns = None;
+            return;
+        }
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) >= nanos(hold) {
+            self.holds = !self.holds;
+            self.since_ns = None;
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
