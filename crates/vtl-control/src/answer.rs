@@ -612,12 +612,32 @@ pub struct Rule {
     pub listen: Option<Vec<u16>>,
     /// The rule's action.
     pub action: String,
+    /// Its conditions on the path, in the order in which they count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub when: Vec<PathCondition>,
     /// Connections matched since it is in force, if counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
     /// Files and cgroups that it names but that do not exist now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<PathBuf>,
+}
+
+/// A rule's condition on the path to a host. A long list of hosts is truncated: its last value tells the number of
+/// omitted ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathCondition {
+    /// The condition, such as `rtt >= 300ms for 200ms`.
+    #[serde(rename = "if")]
+    pub condition: String,
+    /// What connections travel by while it holds, unless an earlier one does.
+    pub carrier: String,
+    /// Hosts with connections by this rule for which it holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds_for: Vec<String>,
+    /// Those of them for which it decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decides_for: Vec<String>,
 }
 
 /// Conditions on a connection: of each kind given, one value must match. A long list is truncated:

@@ -70,6 +70,8 @@ pub struct Engine {
     former: Choice,
     /// When it switched last, ns.
     switched_ns: Option<u64>,
+    /// The last switch is still being made.
+    is_pending: bool,
 }
 
 impl Engine {
@@ -84,7 +86,18 @@ impl Engine {
             current: None,
             former: None,
             switched_ns: None,
+            is_pending: false,
         }
+    }
+
+    /// Begins with a choice made before; its condition, if it has that, holds until it is seen to end.
+    pub fn resume(plan: Plan, choice: Choice) -> Self {
+        let mut engine = Self::new(plan);
+        if let Some(state) = choice.and_then(|i| engine.states.get_mut(i)) {
+            state.holds = true;
+            engine.current = choice;
+        }
+        engine
     }
 
     /// What decides.
@@ -103,8 +116,8 @@ impl Engine {
     }
 
     /// Takes the state of the path. `None`: unknown, or too old to say anything; then, and where a condition's figure is
-    /// missing, the condition neither begins nor ends to hold. Returns the switch to be made: the caller then says
-    /// [`Engine::succeeded`] or [`Engine::failed`].
+    /// missing, the condition neither begins nor ends to hold. Returns the switch to be made: there is no other one before
+    /// the caller has said [`Engine::succeeded`] or [`Engine::failed`].
     pub fn sample(&mut self, now_ns: u64, metrics: Option<&Metrics>) -> Option<Switch> {
         for (state, condition) in self.states.iter_mut().zip(&self.plan.conditions) {
             let reading = metrics.map_or(Reading::Unknown, |metrics| condition.read(metrics));
@@ -113,9 +126,11 @@ impl Engine {
         let dwell_ns = nanos(self.plan.dwell);
         let is_early = |then_ns| now_ns.saturating_sub(then_ns) < dwell_ns;
         let choice = self.choice(now_ns);
-        if choice == self.current || self.switched_ns.is_some_and(is_early) {
+        let must_wait = self.is_pending || self.switched_ns.is_some_and(is_early);
+        if choice == self.current || must_wait {
             return None;
         }
+        self.is_pending = true;
         self.former = self.current;
         self.current = choice;
         self.switched_ns = Some(now_ns);
@@ -141,6 +156,7 @@ impl Engine {
 
     /// Notes that the last switch was made.
     pub fn succeeded(&mut self) {
+        self.is_pending = false;
         let place = self.place(self.current);
         self.failures[place] = Failures::default();
     }
@@ -148,6 +164,7 @@ impl Engine {
     /// Notes that the last switch could not be made: what decided before does so again, and this is not tried before the
     /// dwell has passed. Returns whether it is worth a report: it has not failed since it worked last.
     pub fn failed(&mut self, now_ns: u64) -> bool {
+        self.is_pending = false;
         let place = self.place(self.current);
         let failures = &mut self.failures[place];
         failures.until_ns = now_ns.saturating_add(nanos(self.plan.dwell));

@@ -54,6 +54,8 @@ const CERTIFICATE: u8 = 21;
 const MAGIC: &[u8; 4] = b"VTL2";
 /// Flag in HELLO's offset: the sender can continue with TLS.
 const TLS: u64 = 1 << 40;
+/// Flag in HELLO's offset: the frame is PREFER.
+const PREFERS: u64 = 1 << 41;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -272,6 +274,14 @@ pub enum Frame<'a> {
         /// On a control connection, from the server: it accepts TLS here.
         tls: bool,
     },
+    /// PREFER, a HELLO behind the first on a control connection, from the association's opener: its flows are to go by
+    /// this carrier from now on, in both directions. Older hosts ignore it.
+    Prefer {
+        /// The carrier; the control connection itself: by the flows' own TCP connections.
+        carrier: CarrierId,
+        /// The association's tag.
+        tag: u32,
+    },
     /// ASK: requests a carrier of this kind.
     Ask {
         /// [`Kind::number`](crate::carrier::Kind::number).
@@ -341,6 +351,7 @@ impl<'a> Frame<'a> {
             | Self::Loses { flow, .. } => Some(flow),
             Self::Broken { .. }
             | Self::Hello { .. }
+            | Self::Prefer { .. }
             | Self::Ask { .. }
             | Self::Grant { .. }
             | Self::Refuse { .. }
@@ -419,6 +430,10 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
+            HELLO if offset & PREFERS != 0 => Self::Prefer {
+                carrier: CarrierId { opener, number },
+                tag: offset as u32,
+            },
             // Truncated on purpose: bits above are reserved, eight of them for the carrier's path.
             HELLO => Self::Hello {
                 carrier: CarrierId { opener, number },
@@ -456,7 +471,7 @@ impl<'a> Frame<'a> {
                 Self::Chunk { bytes, .. } | Self::Certificate { bytes } => bytes.len(),
                 Self::Confirm { .. } | Self::Loses { .. } => 8,
                 Self::Attach { .. } => 12,
-                Self::Hello { .. } => MAGIC.len(),
+                Self::Hello { .. } | Self::Prefer { .. } => MAGIC.len(),
                 Self::Grant { .. } => 2 + CRYPTO,
                 _ => 0,
             }
@@ -512,6 +527,11 @@ impl<'a> Frame<'a> {
             Self::Hello { carrier, tag, tls } => {
                 body.copy_from_slice(MAGIC);
                 let offset = u64::from(tag) | if tls { TLS } else { 0 };
+                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
+            }
+            Self::Prefer { carrier, tag } => {
+                body.copy_from_slice(MAGIC);
+                let offset = u64::from(tag) | PREFERS;
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
             }
             Self::Ask { kind, seals } => {
@@ -607,7 +627,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..13,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..14,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -625,6 +645,7 @@ mod tests {
                 9 => Frame::Refuse { kind: number },
                 10 => Frame::Loses { flow, from: offset, passed: offset + 1 },
                 11 => Frame::Certificate { bytes: &bytes },
+                12 => Frame::Prefer { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

@@ -271,6 +271,14 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             let tls = if tls { " tls" } else { "" };
             format!("{opener}{} hello tag={tag}{tls}", carrier.number)
         }
+        Frame::Prefer { carrier, tag } => {
+            let opener = if carrier.opener == Side::Local {
+                "l"
+            } else {
+                "p"
+            };
+            format!("{opener}{} prefer tag={tag}", carrier.number)
+        }
         Frame::Ask { kind, seals } => {
             let seals = if seals { " seals" } else { "" };
             format!("ask kind={kind}{seals}")

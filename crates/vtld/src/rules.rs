@@ -1,6 +1,7 @@
 //! The rules file: read at start and on request, rejected as a whole on any error.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::{self, Read},
     path::PathBuf,
@@ -11,14 +12,17 @@ use std::{
 
 use nix::unistd::User;
 use vtl_control::{
-    Conditions, Explanation, MAX_MESSAGE, OpenedConnection, PassedRule, Rule as Row, Rules,
+    Conditions, Explanation, MAX_MESSAGE, OpenedConnection, PassedRule, PathCondition, Rule as Row,
+    Rules,
 };
+use vtl_core::reconfigure::Condition;
 
 use crate::{
     broker,
+    flows::RuleState,
     hooker::{
-        Hooked, Hooker,
-        rules::{self, About, Action, LONGEST_FILE, Listed, Matches, Rule, Verdict, Wrong},
+        Carrier, Hooked, Hooker,
+        rules::{self, About, Action, LONGEST_FILE, Listed, Matches, Rule, Verdict, When, Wrong},
     },
 };
 
@@ -116,9 +120,10 @@ impl Keeper {
             rules: Vec::new(),
             more: None,
         };
+        let states = self.broker.rule_states();
         let mut bytes = 0;
         for (i, listed) in (0..).zip(hooker.rules()).skip(from as usize) {
-            let row = row(listed);
+            let row = row(listed, &states);
             bytes += serde_json::to_string(&row).map_or(0, |text| text.len());
             if bytes > MAX_MESSAGE / 2 && i > from {
                 answer.more = Some(i);
@@ -169,7 +174,12 @@ impl Keeper {
         };
         let rules = rules::parse(text, uid)?;
         for rule in &rules {
-            if let About::Opened(_, Action::Carry(carrier)) = &rule.about {
+            let own = match &rule.about {
+                About::Opened(_, Action::Carry(carrier)) => Some(carrier),
+                _ => None,
+            };
+            let others = rule.when.iter().flat_map(|when| &when.carriers);
+            for carrier in own.into_iter().chain(others) {
                 let place = rule.place;
                 let carries = self.broker.carries(carrier);
                 carries.map_err(|text| Wrong { place, text })?;
@@ -230,8 +240,10 @@ fn text(file: File) -> io::Result<String> {
     Ok(text)
 }
 
-/// Encodes a rule for a list.
-fn row(listed: Listed) -> Row {
+/// Encodes a rule for a list. `states`: what conditions on paths say.
+fn row(listed: Listed, states: &[RuleState]) -> Row {
+    let when = listed.rule.when.as_deref();
+    let when = when.map(|when| path_conditions(&listed.rule.name, when, states));
     let (conditions, listen, action) = match listed.rule.about {
         About::Opened(matches, action) => (Some(conditions(&matches)), None, action.to_string()),
         About::Accepted(ports, carrier) => (None, Some(ports), carrier.to_string()),
@@ -241,25 +253,49 @@ fn row(listed: Listed) -> Row {
         conditions,
         listen,
         action,
+        when: when.unwrap_or_default(),
         connections: listed.connections,
         missing: listed.missing,
     }
 }
 
-fn conditions(matches: &Matches) -> Conditions {
-    fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Vec<String> {
-        let mut each = each.into_iter();
-        let mut few: Vec<_> = each
-            .by_ref()
-            .take(FEW)
-            .map(|each| each.to_string())
-            .collect();
-        match each.count() {
-            0 => {}
-            more => few.push(format!("and {more} more")),
-        }
-        few
+fn path_conditions(rule: &str, when: &When, states: &[RuleState]) -> Vec<PathCondition> {
+    let hosts = |is_it: &dyn Fn(&RuleState) -> bool| {
+        // Not of conditions before a change that is not followed yet.
+        let of_rule = states
+            .iter()
+            .filter(|state| &*state.rule == rule && *state.when == *when);
+        all(of_rule
+            .filter(|state| is_it(state))
+            .map(|state| state.peer)
+            .collect::<BTreeSet<_>>())
+    };
+    let cases = when.plan.conditions.iter().zip(&when.carriers);
+    let row = |(i, (condition, carrier)): (usize, (&Condition, &Carrier))| PathCondition {
+        condition: condition.to_string(),
+        carrier: carrier.to_string(),
+        holds_for: hosts(&|state| state.holds.contains(&i)),
+        decides_for: hosts(&|state| state.decides == Some(i)),
+    };
+    cases.enumerate().map(row).collect()
+}
+
+/// The first few values, and how many there are more.
+fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Vec<String> {
+    let mut each = each.into_iter();
+    let mut few: Vec<_> = each
+        .by_ref()
+        .take(FEW)
+        .map(|each| each.to_string())
+        .collect();
+    match each.count() {
+        0 => {}
+        more => few.push(format!("and {more} more")),
     }
+    few
+}
+
+fn conditions(matches: &Matches) -> Conditions {
     let paths = |paths: &[PathBuf]| all(paths.iter().map(|p| p.display()));
     let port = |range: &std::ops::RangeInclusive<u16>| {
         if range.start() == range.end() {

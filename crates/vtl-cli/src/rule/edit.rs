@@ -26,7 +26,22 @@ pub(super) struct Draft<'a> {
     pub(super) require_carrier: bool,
     pub(super) require_encryption: bool,
     pub(super) services: Services<'a>,
+    /// Conditions on the path, with their carriers.
+    pub(super) when: &'a [(String, String)],
+    pub(super) dwell: Option<&'a str>,
     pub(super) bypass: bool,
+}
+
+/// Parses "CONDITION then CARRIER". The daemon says whether these are right.
+pub(super) fn when(text: &str) -> Result<(String, String), String> {
+    let parts = text.rsplit_once(" then ");
+    let parts = parts.map(|(condition, carrier)| (condition.trim(), carrier.trim()));
+    match parts.filter(|(condition, carrier)| !condition.is_empty() && !carrier.is_empty()) {
+        Some((condition, carrier)) => Ok((condition.to_owned(), carrier.to_owned())),
+        None => {
+            Err("expected a condition and a carrier, such as \"rtt >= 300ms then quic\"".into())
+        }
+    }
 }
 
 /// What its sessions are to be like; nothing named is nothing asked for.
@@ -90,6 +105,16 @@ impl Draft<'_> {
         let services = self.services.table();
         if !services.is_empty() {
             table["services"] = value(services);
+        }
+        let conditions = self.when.iter().map(|(condition, carrier)| {
+            let table: InlineTable = [("if", condition), ("carrier", carrier)]
+                .into_iter()
+                .collect();
+            Value::from(table)
+        });
+        put(&mut table, "when", conditions);
+        if let Some(dwell) = self.dwell {
+            table["dwell"] = value(dwell);
         }
         if self.bypass {
             table["bypass"] = value(true);
@@ -380,7 +405,34 @@ mod tests {
             require_carrier: false,
             require_encryption: false,
             services: Services::default(),
+            when: &[],
+            dwell: None,
             bypass: false,
+        }
+    }
+
+    #[test]
+    fn add__writes_conditions_as_tables() {
+        let one = [when("rtt >= 300ms for 200ms then quic").unwrap()];
+        let with = Draft {
+            when: &one,
+            dwell: Some("5s"),
+            ..draft("a", &[])
+        };
+        let head = "[[rule]]\nname = \"a\"\ncarrier = \"best\"\n";
+        let text = add("", &with, None).unwrap();
+        let first = "{ if = \"rtt >= 300ms for 200ms\", carrier = \"quic\" }";
+        assert_eq!(text, format!("{head}when = {first}\ndwell = \"5s\"\n"));
+        let two = [one[0].clone(), when("loss > 1% then  tcp ").unwrap()];
+        let with = Draft {
+            when: &two,
+            ..draft("a", &[])
+        };
+        let second = "{ if = \"loss > 1%\", carrier = \"tcp\" }";
+        let text = add("", &with, None).unwrap();
+        assert_eq!(text, format!("{head}when = [{first}, {second}]\n"));
+        for text in ["", "rtt > 3ms", " then quic", "rtt > 3ms then "] {
+            assert!(when(text).is_err(), "{text}");
         }
     }
 

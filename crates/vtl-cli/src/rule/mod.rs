@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
-use vtl_control::{Client, Executable, Explanation, OpenedConnection, Request, RuleCount, Rules};
+use vtl_control::{
+    Client, Executable, Explanation, OpenedConnection, PathCondition, Request, RuleCount, Rules,
+};
 
 use crate::daemon::{self, SocketArgs};
 use crate::failure::Failure;
@@ -25,6 +27,7 @@ pub(crate) enum RuleCommand {
     #[command(after_help = "Examples:\n  \
         vtl rule add backup --user backup --port 873 --to 10.0.0.0/8 --carrier graft:cubic\n  \
         vtl rule add far --to 198.51.100.0/24,2001:db8::/32 --carrier tcp:hybla\n  \
+        vtl rule add far --to 198.51.100.0/24 --carrier best --when 'rtt >= 300ms for 200ms then quic'\n  \
         vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
         vtl rule add web --listen 80,443         clients that speak VTL reach these ports over it\n\n\
@@ -123,6 +126,18 @@ pub(crate) struct AddArgs {
     require_encryption: bool,
     #[command(flatten)]
     services: ServiceArgs,
+    /// What they travel by while the path is so, such as "rtt >= 300ms for 200ms then quic"; may be
+    /// given several times, of which the first that holds counts
+    #[arg(
+        long,
+        value_name = "CONDITION then CARRIER",
+        value_parser = edit::when,
+        conflicts_with_all = ["bypass", "listen", "loss_tolerant"],
+    )]
+    when: Vec<(String, String)>,
+    /// The least time between two such changes, such as 10s
+    #[arg(long, value_name = "TIME", requires = "when")]
+    dwell: Option<String>,
     /// Leave them alone, whatever later rules say
     #[arg(long, conflicts_with_all = ["carrier", "services"])]
     bypass: bool,
@@ -219,6 +234,8 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                     max_delay_ms: args.services.max_delay_ms,
                     min_throughput_mbit: args.services.min_throughput_mbit,
                 },
+                when: &args.when,
+                dwell: args.dwell.as_deref(),
                 bypass: args.bypass,
             };
             let before = args.before.as_deref();
@@ -273,7 +290,13 @@ fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     let file = rules.file.display();
-    let rows = serde_json::to_value(&rules.rules)?;
+    let mut rows = serde_json::to_value(&rules.rules)?;
+    for (row, rule) in rows.as_array_mut().into_iter().flatten().zip(&rules.rules) {
+        if !rule.when.is_empty() {
+            let words: Vec<String> = rule.when.iter().map(words).collect();
+            row["when"] = words.join("; ").into();
+        }
+    }
     let rows: Vec<&Map<String, Value>> = rows
         .as_array()
         .into_iter()
@@ -288,12 +311,33 @@ fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
             "match",
             "listen",
             "action",
+            "when",
             "connections",
             "missing",
         ];
         output::print(&format!("{file}:\n{}", output::table(&rows, &columns)))?;
     }
     Ok(())
+}
+
+/// A condition on the path, with the hosts for which it decides, or holds behind one that does.
+fn words(condition: &PathCondition) -> String {
+    let PathCondition {
+        condition,
+        carrier,
+        holds_for,
+        decides_for,
+    } = condition;
+    let mut text = format!("{condition} then {carrier}");
+    let idle = holds_for.iter().filter(|host| !decides_for.contains(host));
+    let idle: Vec<&str> = idle.map(String::as_str).collect();
+    if !decides_for.is_empty() {
+        text += &format!(" (now to {})", decides_for.join(", "));
+    }
+    if !idle.is_empty() {
+        text += &format!(" (holds for {})", idle.join(", "));
+    }
+    text
 }
 
 fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {

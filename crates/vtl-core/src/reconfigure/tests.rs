@@ -40,7 +40,12 @@ fn bandwidth(rate: u64, at_least: bool) -> Metrics {
 /// Samples of round-trip times, one each 100 ms from a time on, in ms; the choice behind each.
 fn choices(engine: &mut Engine, from_ms: u64, rtts: &[u64]) -> Vec<Choice> {
     let samples = (0..).zip(rtts).map(|(i, ms)| {
-        engine.sample((from_ms + i * 100) * MS, Some(&rtt(*ms)));
+        if engine
+            .sample((from_ms + i * 100) * MS, Some(&rtt(*ms)))
+            .is_some()
+        {
+            engine.succeeded();
+        }
         engine.current()
     });
     samples.collect()
@@ -77,7 +82,10 @@ fn condition__refuses_with_one_sentence() {
     for (text, about) in [
         ("", "there is nothing, where a figure belongs"),
         ("rt >= 3ms", "no figure \"rt\": there are rtt, jitter"),
-        ("rtt 300ms", "there is \"300\", where >=, >, <= or < belongs"),
+        (
+            "rtt 300ms",
+            "there is \"300\", where >=, >, <= or < belongs",
+        ),
         ("rtt == 3ms", "there is \"==\""),
         ("rtt =< 3ms", "there is \"=<\""),
         ("rtt > ", "where a number belongs"),
@@ -94,7 +102,10 @@ fn condition__refuses_with_one_sentence() {
         ("rtt > infms", "\"infms\" is no number"),
         ("rtt > 1.2.3ms", "\"1.2.3\" is no number"),
         ("rtt > 1e3ms", "\"e\" is no unit"),
-        ("rate > 99999999999999999999999999999Gbit", "up to 10000Gbit/s"),
+        (
+            "rate > 99999999999999999999999999999Gbit",
+            "up to 10000Gbit/s",
+        ),
         ("rtt > 3ms for", "where a number belongs"),
         ("rtt > 3ms for 2", "\"\" is no unit of a time"),
         ("rtt > 3ms for 2s more", "\"more\", where the end belongs"),
@@ -131,6 +142,13 @@ fn sample__what_is_unknown_begins_and_ends_nothing() {
     }
     let switch = engine.sample(400 * MS, Some(&rtt(400)));
     assert_eq!(switch.map(|switch| switch.to), Some(Some(0)));
+    assert_eq!(engine.sample(401 * MS, Some(&rtt(1))), None);
+    assert_eq!(engine.sample(801 * MS, Some(&rtt(1))), None, "being made");
+    engine.succeeded();
+    let switch = engine.sample(802 * MS, Some(&rtt(1)));
+    assert_eq!(switch.map(|switch| switch.to), Some(None));
+    let mut engine = Engine::resume(engine.plan().clone(), Some(0));
+    assert!(engine.holds(0) && engine.current() == Some(0));
     for at_ms in [500, 1000, 100_000] {
         let unknown = [None, Some(Metrics::default())];
         for metrics in &unknown {
@@ -197,9 +215,22 @@ fn sample__a_rate_that_is_a_lower_bound_proves_no_less() {
     }
     // What holds ends by what is measured only.
     let mut engine = engine(&["rate >= 2Mbit"], 0);
-    assert!(engine.sample(0, Some(&bandwidth(3_000_000, true))).is_some());
-    assert!(engine.sample(1, Some(&bandwidth(1_000_000, true))).is_none());
-    assert!(engine.sample(2, Some(&bandwidth(1_000_000, false))).is_some());
+    assert!(
+        engine
+            .sample(0, Some(&bandwidth(3_000_000, true)))
+            .is_some()
+    );
+    engine.succeeded();
+    assert!(
+        engine
+            .sample(1, Some(&bandwidth(1_000_000, true)))
+            .is_none()
+    );
+    assert!(
+        engine
+            .sample(2, Some(&bandwidth(1_000_000, false)))
+            .is_some()
+    );
 }
 
 #[test]
@@ -212,7 +243,10 @@ fn sample__all_comparisons_and_every_figure() {
         ..bandwidth(10_000_000, false)
     };
     for (text, wanted) in [
-        ("queueing >= 30ms and jitter >= 7ms and loss >= 2% and rate <= 10Mbit", true),
+        (
+            "queueing >= 30ms and jitter >= 7ms and loss >= 2% and rate <= 10Mbit",
+            true,
+        ),
         ("queueing > 30ms", false),
         ("jitter > 7ms", false),
         ("loss > 2%", false),
@@ -231,14 +265,20 @@ fn sample__all_comparisons_and_every_figure() {
 }
 
 fn any_condition() -> impl Strategy<Value = Condition> {
-    let term = (0..5_usize, 0..4_usize, 1..1_000_000_u64).prop_map(|(figure, relation, threshold)| {
-        let relations = [Relation::AtLeast, Relation::Above, Relation::AtMost, Relation::Below];
-        Term {
-            figure: Figure::ALL[figure],
-            relation: relations[relation],
-            threshold,
-        }
-    });
+    let term =
+        (0..5_usize, 0..4_usize, 1..1_000_000_u64).prop_map(|(figure, relation, threshold)| {
+            let relations = [
+                Relation::AtLeast,
+                Relation::Above,
+                Relation::AtMost,
+                Relation::Below,
+            ];
+            Term {
+                figure: Figure::ALL[figure],
+                relation: relations[relation],
+                threshold,
+            }
+        });
     let hold = (0..3_600_000_000_u64).prop_map(Duration::from_micros);
     (prop::collection::vec(term, 1..5), hold).prop_map(|(terms, hold)| Condition { terms, hold })
 }

@@ -453,6 +453,11 @@ impl Handle {
         self.ask(|reply| Command::Ask(Question::Carries { over, reply }))
     }
 
+    /// What the conditions of rules on paths say, by association.
+    pub(crate) fn rule_states(&self) -> Vec<flows::RuleState> {
+        self.flows.rule_states()
+    }
+
     /// Connects the Hooker to the broker and to the thread of flows.
     pub fn set_hooker(&self, hooker: hooker::Handle) {
         self.flows.set_hooker(hooker.clone(), self.clone());
@@ -481,6 +486,7 @@ impl hooker::Broker for Handle {
             kind: held.kind(),
             over: held.over().cloned(),
             encrypted: held.requires_encryption(),
+            rule: held.rule().cloned(),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -491,6 +497,7 @@ impl hooker::Broker for Handle {
             kind: flow.kind,
             over: flow.over.clone(),
             encrypted: flow.name.requires_encryption(),
+            rule: flow.rule.clone(),
         };
         self.flows.opened(flow, desired);
     }

@@ -17,7 +17,7 @@ use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
 
 use super::{
-    Desired, Flows, Key, Names,
+    Desired, Flows, Key, Names, Target,
     flow::{Beginning, Ends, State},
     lock,
     peer::Peer,
@@ -45,6 +45,9 @@ impl Handover {
 struct PeerLeft {
     key: Key,
     desired: Option<Desired>,
+    /// What a condition of the rule has the flows go by.
+    #[serde(default)]
+    target: Option<Target>,
     dest: Option<SocketAddr>,
     last_carrier: u32,
     /// Carriers that end with this daemon: peers are told.
@@ -195,6 +198,7 @@ impl Peer {
         PeerLeft {
             key: self.key,
             // Taken: no more carriers may be opened here, whose numbers the next daemon would reuse.
+            target: self.condition_target(),
             desired: self.forget_desired(),
             dest: self.dest.take(),
             last_carrier: self.last_carrier.get(),
@@ -209,6 +213,7 @@ impl Peer {
         if let Some(desired) = &left.desired {
             self.set_desired(desired.clone());
         }
+        self.set_target(left.target.clone());
         self.dest.set(left.dest);
         let shown = left.shown.as_deref();
         self.shown.set(shown.and_then(PublicKey::parse));

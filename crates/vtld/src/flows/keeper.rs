@@ -295,6 +295,7 @@ impl Flows {
         tokio::select! {
             _ = peer.run(id, control.clone(), receiving) => {}
             () = self.open_carriers(peer, &control, &answers) => {}
+            () = tell_preferred(peer, id, &control) => {}
         }
         self.names.set_known(peer.key, false);
         peer.lost_control(&control);
@@ -400,19 +401,21 @@ impl Flows {
         if is_clear && peer.requires_encryption() {
             return Err(io::Error::other("the peer does not encrypt it"));
         }
+        let over = peer.over(kind);
         let opening = ToOpen {
             granted,
             local: peer.key.local,
             rtt,
-            over: peer.over(kind),
+            over: over.clone(),
             encrypted: peer.requires_encryption(),
         };
         let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
+        peer.note_over(number, over);
         // It outlives this control connection.
         let serving = spawn_local(link.serve(Rc::clone(peer), Some(number)));
         tokio::select! {
-            _ = serving => {}
+            _ = serving => peer.forget_over(number),
             () = peer.until(|peer| !peer.needs(kind)) => {}
         }
         Ok(())
@@ -452,6 +455,10 @@ impl Flows {
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Ask { kind, seals } => Some((kind, seals)),
+                Frame::Prefer { carrier, tag } if tag == peer.key.tag => {
+                    peer.note_preferred(carrier);
+                    None
+                }
                 frame => {
                     peer.frame(id, frame);
                     None
@@ -470,6 +477,21 @@ impl Flows {
         // Returns at once if its id was used before.
         peer.run(id, control.clone(), receiving).await;
         peer.lost_control(&control);
+    }
+}
+
+/// Tells the peer which carrier this host prefers, whenever that changes. Returns when the connection fails.
+async fn tell_preferred(peer: &Peer, id: CarrierId, control: &Control) {
+    let mut told = None;
+    loop {
+        let next = |peer: &Peer| peer.prefers(id).filter(|carrier| told != Some(*carrier));
+        peer.until(|peer| next(peer).is_some()).await;
+        let Some(carrier) = next(peer) else { continue };
+        let tag = peer.key.tag;
+        if control.say(Frame::Prefer { carrier, tag }).await.is_err() {
+            return;
+        }
+        told = Some(carrier);
     }
 }
 

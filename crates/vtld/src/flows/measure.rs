@@ -1,4 +1,4 @@
-//! Readings for the monitor of paths: of carriers, and of flows' own TCP connections.
+//! Readings for the monitor of paths: of carriers, and of flows' own TCP connections; and what follows from them.
 
 use std::{rc::Rc, time::Duration};
 
@@ -28,6 +28,7 @@ impl Flows {
             for peer in &peers {
                 peer.read_carriers(monitor);
             }
+            self.follow_paths(&peers);
             if turn < ROUND {
                 continue;
             }

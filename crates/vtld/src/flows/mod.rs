@@ -7,7 +7,7 @@
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
-//! - `measure.rs`: readings for the monitor of paths.
+//! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by a rule's conditions on them.
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
@@ -25,6 +25,7 @@ mod measure;
 mod parts;
 mod peer;
 mod profile;
+mod reconfigure;
 mod socket;
 mod thread;
 
@@ -59,6 +60,7 @@ pub use carrier::process::{drop_privileges, run};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use peer::Peer;
+pub(crate) use reconfigure::RuleState;
 use serde::{Deserialize, Serialize};
 pub(crate) use thread::Handle;
 
@@ -93,6 +95,9 @@ pub(crate) struct Desired {
     /// Carriers must be encrypted.
     #[serde(default)]
     pub(crate) encrypted: bool,
+    /// The rule that hooked the flows, if it has conditions on the path.
+    #[serde(default)]
+    pub(crate) rule: Option<Arc<str>>,
 }
 
 impl Desired {
@@ -102,6 +107,7 @@ impl Desired {
             kind,
             over: None,
             encrypted: false,
+            rule: None,
         }
     }
 
@@ -110,6 +116,9 @@ impl Desired {
         matches!(self.over.as_deref(), Some(Over::Lossy(_)))
     }
 }
+
+/// What flows are to go by: a kind of carrier, with a session's parameters; `None`: their TCP connections.
+type Target = Option<(Kind, Option<Arc<Over>>)>;
 
 /// The latest names of flows between two addresses.
 type Latest = Vec<(Desired, FlowName)>;

@@ -1,5 +1,6 @@
 //! An association: its flows, its carriers, and what passes between them.
 
+mod choice;
 mod commands;
 mod identity;
 mod measure;
@@ -12,7 +13,6 @@ use std::{
     net::{SocketAddr, TcpStream},
     pin::pin,
     rc::Rc,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,10 +24,7 @@ use vtl_core::{
     flow::{Flow, INITIAL_CREDIT, Path},
 };
 use vtl_pool::key::PublicKey;
-use vtl_proto::{
-    carrier::Kind,
-    frame::{CarrierId, FlowId, Frame, Side},
-};
+use vtl_proto::frame::{CarrierId, FlowId, Frame, Side};
 
 use super::{
     Desired, Key,
@@ -36,13 +33,14 @@ use super::{
     control::Control,
     flow::{Beginning, RESET, State},
     now_ns,
+    reconfigure::Following,
     socket::handshake,
 };
 use crate::{
-    hooker::Over,
     identity::{Refused, Standing},
     netmon::Watch,
 };
+use choice::Choice;
 
 /// Maximum number of carriers.
 const MOST_CARRIERS: usize = 16;
@@ -55,9 +53,6 @@ const QUICK: u32 = 8;
 const CLEAN: u64 = 1000;
 /// Minimum sample for that, packets.
 const PROOF: u64 = 16;
-
-/// Reason shown for flows on the preferred carrier.
-const BEST: &str = "the best carrier that there is";
 
 /// Bytes sent to the peer and received from it.
 fn counts(flow: &Flow) -> [u64; 2] {
@@ -72,14 +67,6 @@ struct Running {
     sent: Cell<u64>,
     received: Cell<u64>,
     watch: RefCell<Watch>,
-}
-
-/// Moves a flow to a carrier, unless it is pinned to its path.
-fn prefer(core: &mut Association, id: FlowId, state: &State, carrier: CarrierId) {
-    if !state.stays.get() {
-        state.why.set(BEST);
-        core.move_flow(id, Path::Carrier(carrier));
-    }
 }
 
 /// Removes a carrier on drop, also if its task panics (in a third-party library).
@@ -104,6 +91,10 @@ pub(super) struct Peer {
     pub(super) last_carrier: Cell<u32>,
     /// The carrier that flows use by default, as desired by the opener.
     desired: RefCell<Option<Desired>>,
+    /// Which carrier of these the flows go by (`choice.rs`).
+    choice: Choice,
+    /// The conditions that decide about it, if the opener's rule has some (`reconfigure.rs`).
+    pub(super) following: RefCell<Option<Rc<Following>>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
@@ -146,6 +137,8 @@ impl Peer {
             carriers: RefCell::default(),
             last_carrier: Cell::new(0),
             desired: RefCell::default(),
+            choice: Choice::default(),
+            following: RefCell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
             account,
@@ -282,62 +275,6 @@ impl Peer {
         carriers.get(&id).map(|found| Rc::clone(&found.carrier))
     }
 
-    /// Sets the desired carrier of the flows; the first call decides.
-    pub(super) fn set_desired(&self, desired: Desired) {
-        self.desired.borrow_mut().get_or_insert(desired);
-    }
-
-    /// Session parameters for a carrier of this kind, if it is the desired one.
-    pub(super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
-        let desired = self.desired.borrow();
-        desired
-            .as_ref()
-            .filter(|desired| desired.kind == kind)?
-            .over
-            .clone()
-    }
-
-    /// Kind of the desired carrier.
-    pub(super) fn kind(&self) -> Option<Kind> {
-        self.desired.borrow().as_ref().map(|desired| desired.kind)
-    }
-
-    /// Whether a carrier of the kind is needed and none is up.
-    pub(super) fn needs(&self, kind: Kind) -> bool {
-        let is_wanted = self.kind() == Some(kind) || self.wanted.borrow().contains(&kind.number());
-        is_wanted && self.admitted.get() && self.has_room() && self.latest(kind).is_none()
-    }
-
-    /// The latest carrier of the kind.
-    fn latest(&self, kind: Kind) -> Option<CarrierId> {
-        let carriers = self.carriers.borrow();
-        let mut of_kind = carriers
-            .iter()
-            .filter(|(_, c)| c.carrier.kind() == Some(kind));
-        of_kind.next_back().map(|(id, _)| *id)
-    }
-
-    /// The preferred carrier of flows: the latest of the desired kind, or an encrypted control connection.
-    fn best(&self) -> Option<CarrierId> {
-        let latest = self.kind().and_then(|kind| self.latest(kind));
-        latest.or_else(|| self.encrypted.get().then(|| self.latest_control())?)
-    }
-
-    /// The latest encrypted control connection.
-    fn latest_control(&self) -> Option<CarrierId> {
-        let carriers = self.carriers.borrow();
-        let mut controls = carriers
-            .iter()
-            .filter(|(_, c)| c.carrier.kind().is_none() && c.carrier.is_encrypted());
-        controls.next_back().map(|(id, _)| *id)
-    }
-
-    /// Whether flows can be carried: a carrier and a control connection are up. The latter proves that the peer has
-    /// seen VTL's option, which a middlebox may strip on the way there.
-    pub(super) fn is_ready(&self) -> bool {
-        self.best().is_some() && self.control.borrow().is_some()
-    }
-
     /// Adds a flow whose TCP connection is established. False if its number is in use.
     pub(super) fn open(&self, id: FlowId, state: &Rc<State>, beginning: Beginning) -> bool {
         if self.flows.borrow().contains_key(&id) {
@@ -352,7 +289,7 @@ impl Peer {
             Beginning::New { .. } => self.refuses(id, state),
             Beginning::Left { .. } => false,
         };
-        let best = self.best();
+        let best = self.best_path();
         let mut core = self.core.borrow_mut();
         match beginning {
             Beginning::New { .. } if is_refused => core.open_refused(id),
@@ -368,7 +305,7 @@ impl Peer {
             }
         }
         if let Some(best) = best {
-            prefer(&mut core, id, state, best);
+            self.prefer(&mut core, id, state, best);
         }
         drop(core);
         self.turn();
@@ -412,12 +349,6 @@ impl Peer {
             .iter()
             .map(|(id, state)| (*id, Rc::clone(state)))
             .collect()
-    }
-
-    /// Stops the need for carriers, and returns the flows' desired carrier.
-    pub(super) fn forget_desired(&self) -> Option<Desired> {
-        self.wanted.borrow_mut().clear();
-        self.desired.take()
     }
 
     /// Queues the news for the peer that a former daemon's carriers have ended.
@@ -666,7 +597,7 @@ impl Peer {
     /// ACK was lost, which the first bytes make up for. Returns flows that have left the best carrier to it after
     /// their back-off.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
-        let best = self.best();
+        let best = self.best_path();
         let mut core = self.core.borrow_mut();
         for (id, state) in &*self.flows.borrow() {
             let Some(flow) = core.flow_mut(*id) else {
@@ -688,7 +619,7 @@ impl Peer {
             } else if state.returns.get().is_some_and(|at| at <= Instant::now()) {
                 state.returns.set(None);
                 if let Some(best) = best {
-                    prefer(&mut core, *id, state, best);
+                    self.prefer(&mut core, *id, state, best);
                 }
             }
         }
@@ -744,16 +675,6 @@ impl Peer {
         true
     }
 
-    /// Moves the flows to the best carrier.
-    fn prefer_best(&self) {
-        if let Some(best) = self.best() {
-            let mut core = self.core.borrow_mut();
-            for (flow, state) in &*self.flows.borrow() {
-                prefer(&mut core, *flow, state, best);
-            }
-        }
-    }
-
     /// Removes a carrier that has broken; its flows go to the best one that is left.
     fn broken(&self, id: CarrierId) {
         for (flow, state) in &*self.flows.borrow() {
@@ -763,6 +684,7 @@ impl Peer {
             }
         }
         let running = self.carriers.borrow_mut().remove(&id);
+        self.forget_over(id);
         self.core.borrow_mut().carrier_broken(id, []);
         // Also flows that were waiting for it.
         self.prefer_best();

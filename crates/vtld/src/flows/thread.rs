@@ -15,7 +15,7 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
-use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such};
+use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
 use crate::{
     broker,
     handover::{Descriptors, Outgoing},
@@ -37,6 +37,7 @@ enum Command {
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
+    Rules(Reply<Vec<RuleState>>),
     Resume(Handover, Descriptors, Reply<Descriptors>),
     Leave(Lent, Reply<Handover>),
     Stop,
@@ -228,6 +229,11 @@ impl Handle {
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
+    /// What the conditions of rules on paths say, by association.
+    pub(crate) fn rule_states(&self) -> Vec<RuleState> {
+        self.ask(Command::Rules).unwrap_or_default()
+    }
+
     /// Restores the state handed over by a former daemon. Returns the other descriptors.
     pub(crate) fn resume(&self, left: Handover, descriptors: Descriptors) -> Option<Descriptors> {
         self.ask(|reply| Command::Resume(left, descriptors, reply))
@@ -287,6 +293,7 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
             // A reply fails if the caller has gone.
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
+            Command::Rules(reply) => drop(reply.send(flows.rule_states())),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {
                 let flows = Rc::clone(&flows);

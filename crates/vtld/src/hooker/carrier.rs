@@ -65,6 +65,12 @@ impl Carrier {
         !matches!(self, Self::Plain | Self::Control(_))
     }
 
+    /// The kind of carrier of flows, and the session's parameters; `None`: plain TCP.
+    pub fn of_flows(&self) -> Option<(Kind, Option<Arc<Over>>)> {
+        let wish = Wish::new(self)?;
+        Some((wish.kind.unwrap_or(Kind::Graft), wish.over))
+    }
+
     /// Whether clients of a port may use lossy carriers.
     pub(super) fn is_tolerant(&self) -> bool {
         match self {
@@ -287,6 +293,9 @@ pub(super) struct Wish {
     /// Encryption is required.
     #[serde(default)]
     pub(super) encrypted: bool,
+    /// The rule, if it has conditions on the path.
+    #[serde(default)]
+    pub(super) rule: Option<Arc<str>>,
 }
 
 impl Wish {
@@ -323,7 +332,13 @@ pub(super) struct Wishes(Vec<Wish>);
 impl Wishes {
     /// The number for a carrier; [`VTL_WISH_PLAIN`] for one that bypasses vtld.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
-        let Some(wish) = Wish::new(carrier).filter(|wish| *wish != Wish::default()) else {
+        self.number_of(carrier, None)
+    }
+
+    /// The same for connections of a rule that has conditions on the path.
+    pub(super) fn number_of(&mut self, carrier: &Carrier, rule: Option<Arc<str>>) -> u32 {
+        let wish = Wish::new(carrier).map(|wish| Wish { rule, ..wish });
+        let Some(wish) = wish.filter(|wish| *wish != Wish::default()) else {
             return VTL_WISH_PLAIN;
         };
         let mark = match wish.required {

@@ -250,6 +250,11 @@ impl HeldConnect {
         self.0.wish.over.as_ref()
     }
 
+    /// The rule that decided, if it has conditions on the path.
+    pub fn rule(&self) -> Option<&Arc<str>> {
+        self.0.wish.rule.as_ref()
+    }
+
     /// The desired kind of carrier.
     pub fn kind(&self) -> Kind {
         self.0.wish.kind.unwrap_or(Kind::Graft)

@@ -70,7 +70,7 @@ use held::Flows;
 use hooks::Hooks;
 use listeners::{Bound, Listeners};
 use proxy::ProxyHandle;
-use rules::{Listed, Paths, Rule, Verdict, Wrong};
+use rules::{Listed, Paths, Plans, Rule, Verdict, Wrong};
 use steering::Clients;
 use worker::{Command, Worker};
 
@@ -122,6 +122,8 @@ pub struct ClientFlow {
     pub over: Option<Arc<Over>>,
     /// The desired kind of carrier.
     pub kind: Kind,
+    /// The rule that decided, if it has conditions on the path.
+    pub rule: Option<Arc<str>>,
     /// The flow's name, which the SYN of `peer` announced.
     pub name: FlowName,
 }
@@ -179,6 +181,8 @@ struct Shared {
     hooks: Mutex<Hooks>,
     /// Hooked server ports, and whether each is marked loss-tolerant.
     ports: RwLock<BTreeMap<u16, bool>>,
+    /// The conditions of the rules in force; a copy, as the lock of the hooks may be held long.
+    plans: Mutex<Arc<Plans>>,
 }
 
 /// Lock guard of the hooks. It may be held as long as the verifier takes, so [`Shared::ports`] does not need it: that
@@ -232,6 +236,10 @@ impl Shared {
         }
     }
 
+    fn plans(&self) -> MutexGuard<'_, Arc<Plans>> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ports(&self) -> RwLockReadGuard<'_, BTreeMap<u16, bool>> {
         self.ports.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -258,6 +266,11 @@ impl Handle {
     /// Whether this port is marked loss-tolerant, in both directions.
     pub fn tolerates(&self, port: u16) -> bool {
         self.shared.ports().get(&port) == Some(&true)
+    }
+
+    /// The conditions of the rules in force on paths.
+    pub fn plans(&self) -> Arc<Plans> {
+        Arc::clone(&self.shared.plans())
     }
 
     /// Whether any port is marked loss-tolerant.
@@ -439,6 +452,7 @@ impl Hooker {
             clients: Mutex::default(),
             hooks: Mutex::new(hooks),
             ports: RwLock::default(),
+            plans: Mutex::default(),
         });
         if is_heir {
             shared.clients().inherit(shared.maps.shown());
@@ -519,7 +533,9 @@ impl Hooker {
     pub fn set_rules(&self, rules: &[Rule]) -> Result<(), Wrong> {
         let shared = &self.handle.shared;
         let paths = Paths::look(rules, |path| self.cgroup(path))?;
-        shared.hooks().set_rules(shared, rules, &paths)
+        shared.hooks().set_rules(shared, rules, &paths)?;
+        *shared.plans() = Arc::new(rules::plans(rules));
+        Ok(())
     }
 
     /// Resolves the files and cgroups that the rules in force name anew. False if they name none.

@@ -333,6 +333,7 @@ impl Worker {
                 self.shared.broker.client(ClientFlow {
                     over: held.over().cloned(),
                     kind: held.kind(),
+                    rule: held.rule().cloned(),
                     app: held,
                     dest,
                     src,

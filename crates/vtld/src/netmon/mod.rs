@@ -146,15 +146,18 @@ impl NetMonitor {
 
     /// The metrics of the path to an address, by the newest and best evidence; `None` if nothing is known of it.
     pub fn metrics(&self, peer: IpAddr) -> Option<Metrics> {
+        self.recent(peer, KEPT)
+    }
+
+    /// The same, by evidence of at most this age.
+    pub fn recent(&self, peer: IpAddr, age: Duration) -> Option<Metrics> {
         let now = Instant::now();
         let hosts = self.hosts();
         let told = hosts.known.get(&peer.to_canonical())?;
-        let told: Vec<_> = told
-            .iter()
-            .filter(|told| told.is_kept(now))
-            .map(|told| told.aged(now))
-            .collect();
-        Some(best(&told)?.1)
+        let kept = told.iter().filter(|told| told.is_kept(now));
+        let aged = kept.map(|told| told.aged(now));
+        let recent: Vec<_> = aged.filter(|(of, _)| *of <= age).collect();
+        Some(best(&recent)?.1)
     }
 }
 

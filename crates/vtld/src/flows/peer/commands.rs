@@ -62,8 +62,7 @@ impl Peer {
         }
         if let Some(state) = self.flows.borrow().get(&id) {
             state.why.set("moved by hand");
-            let best = self.best().map(Path::Carrier);
-            state.stays.set(best != Some(path));
+            state.stays.set(self.pins(path));
         }
         self.core.borrow_mut().move_flow(id, path);
         self.turn();

@@ -1,5 +1,7 @@
 //! Parser of the file of rules: TOML, accepted as a whole or rejected with the position of the error.
 
+mod when;
+
 use std::{
     ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
@@ -95,11 +97,12 @@ struct Draft<'a> {
     required: Option<(Must, Range<usize>)>,
     /// The carrier of TCP to clients without VTL, and its position.
     others: Option<(&'a str, Range<usize>)>,
+    when: when::Draft,
 }
 
 /// The keys of a rule: its name, conditions, then actions.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    others, loss_tolerant, require_carrier, require_encryption and bypass";
+                    others, loss_tolerant, require_carrier, require_encryption, bypass, when and dwell";
 
 /// The line of a rule that sets a requirement, for errors.
 fn required_by(must: Must) -> &'static str {
@@ -140,12 +143,14 @@ impl Source<'_> {
             return self.wrong(second.span(), text);
         }
         let exe = draft.exe;
+        let when = std::mem::take(&mut draft.when);
         let (about, at) = match draft.listen.take() {
             Some((key, ports)) => self.accepted(draft, key, ports)?,
             None => self.opened(draft, &name, span)?,
         };
         Ok(Rule {
             name,
+            when: self.conditions(when, &about)?,
             about,
             place: self.place(at),
             exe,
@@ -204,6 +209,8 @@ impl Source<'_> {
                         draft.required = Some((Must::Encryption, key.span()));
                     }
                 }
+                "when" => draft.when.conditions = Some((key.span(), self.when(value)?)),
+                "dwell" => draft.when.dwell = Some((key.span(), self.dwell(value)?)),
                 "bypass" => {
                     if !self.truth(value)? {
                         return self

@@ -7,6 +7,7 @@ mod explain;
 mod file;
 mod kernel;
 mod table;
+mod when;
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +18,14 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 pub use explain::{Verdict, explain};
 pub use file::{LONGEST_FILE, parse};
 pub use vtl_core::profile::Profile;
+pub(super) use when::plans;
+pub use when::{Plans, When};
 
 use super::{
     abi::{VTL_RULES_MAX, VTL_WISH_PLAIN, vtl_hook_config, vtl_step, wide},
@@ -210,6 +214,8 @@ pub struct Rule {
     pub name: String,
     /// Its scope and action.
     pub about: About,
+    /// Its conditions on the path, if it has some: then its action is a carrier of flows.
+    pub when: Option<Arc<When>>,
     /// Position of its action in the file.
     pub place: Place,
     /// Position of its executables, if any.
@@ -355,7 +361,7 @@ impl Rules {
                 kernel.forget(place).map_err(at(rule.place))?;
             }
             taken.push(place);
-            let act = act(action, place, means).map_err(at(rule.place))?;
+            let act = act(rule, action, place, means).map_err(at(rule.place))?;
             loaded.push(Loaded {
                 rule: rule.clone(),
                 place,
@@ -470,8 +476,13 @@ fn untouched(rule: &Rule) -> Loaded {
     }
 }
 
-/// Converts an action for the kernel's programs.
-fn act(action: &Action, place: u32, means: &mut Means<'_>) -> Result<Act, HookerError> {
+/// Converts a rule's action for the kernel's programs.
+fn act(
+    rule: &Rule,
+    action: &Action,
+    place: u32,
+    means: &mut Means<'_>,
+) -> Result<Act, HookerError> {
     let mut act = Act {
         wish: VTL_WISH_PLAIN,
         place,
@@ -479,6 +490,10 @@ fn act(action: &Action, place: u32, means: &mut Means<'_>) -> Result<Act, Hooker
     };
     match action {
         Action::Bypass => {}
+        Action::Carry(carrier) if rule.when.is_some() => {
+            let name = rule.name.as_str().into();
+            act.wish = means.wishes.number_of(carrier, Some(name));
+        }
         Action::Carry(Carrier::Best) => act.wish = 0,
         Action::Carry(carrier) => {
             act.wish = means.wishes.number(carrier);

@@ -1,0 +1,265 @@
+//! The carrier that an association's flows go by: the one that the opener's hook or rule desires or, while a condition of
+//! the rule holds, that condition's. The opener tells the peer (PREFER), which follows.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    sync::Arc,
+};
+
+use vtl_core::{Association, flow::Path};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CarrierId, FlowId, Side},
+};
+
+use super::{
+    super::{Desired, Target, flow::State},
+    Peer,
+};
+use crate::hooker::Over;
+
+/// Reason shown for flows on the preferred carrier,
+const BEST: &str = "the best carrier that there is";
+/// by a condition of this host's rule,
+const CONDITION: &str = "a condition of its rule holds (vtl rule list)";
+/// and by the peer's.
+const PREFERRED: &str = "the peer, which has opened it, prefers this carrier";
+
+/// What decides which carrier flows go by, beside the desired one.
+#[derive(Default)]
+pub(super) struct Choice {
+    /// What a condition of the rule has the flows go by; `None`: no condition, so the desired carrier.
+    target: RefCell<Option<Target>>,
+    /// The parameters of sessions that this host has opened, if they have any.
+    overs: RefCell<BTreeMap<CarrierId, Arc<Over>>>,
+    /// The carrier that served last: flows stay there until another one is up.
+    serving: Cell<Option<CarrierId>>,
+    /// The carrier that the peer prefers, if it has opened the association.
+    preferred: Cell<Option<CarrierId>>,
+}
+
+impl Peer {
+    /// Sets the desired carrier of the flows; the first call decides.
+    pub(in super::super) fn set_desired(&self, desired: Desired) {
+        self.desired.borrow_mut().get_or_insert(desired);
+    }
+
+    /// Stops the need for carriers, and returns the flows' desired carrier.
+    pub(in super::super) fn forget_desired(&self) -> Option<Desired> {
+        self.wanted.borrow_mut().clear();
+        self.choice.target.take();
+        self.desired.take()
+    }
+
+    /// The rule that hooked the flows, if it has conditions.
+    pub(in super::super) fn rule(&self) -> Option<Arc<str>> {
+        self.desired.borrow().as_ref()?.rule.clone()
+    }
+
+    /// What a condition has the flows go by; `None`: none has.
+    pub(in super::super) fn condition_target(&self) -> Option<Target> {
+        self.choice.target.borrow().clone()
+    }
+
+    /// Has the flows go by this as soon as it is up; `None`: by the desired carrier.
+    pub(in super::super) fn set_target(&self, target: Option<Target>) {
+        self.choice.target.replace(target);
+        self.prefer_best();
+        self.changed.notify_waiters();
+        self.turn();
+    }
+
+    /// Whether what the flows are to go by is up.
+    pub(in super::super) fn has_target(&self) -> bool {
+        match self.target() {
+            Some(Some((kind, over))) => self.latest_of(kind, over.as_ref()).is_some(),
+            Some(None) => true,
+            None => false,
+        }
+    }
+
+    /// What the flows are to go by.
+    fn target(&self) -> Option<Target> {
+        self.condition_target().or_else(|| self.desired_target())
+    }
+
+    fn desired_target(&self) -> Option<Target> {
+        let desired = self.desired.borrow();
+        desired
+            .as_ref()
+            .map(|desired| Some((desired.kind, desired.over.clone())))
+    }
+
+    /// Session parameters for a carrier of this kind that is to be opened.
+    pub(in super::super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
+        let targets = [self.target(), self.desired_target()];
+        let mut of_kind = targets.into_iter().flatten().flatten();
+        of_kind.find(|(of, _)| *of == kind)?.1
+    }
+
+    /// Notes the session parameters of a carrier that this host has opened.
+    pub(in super::super) fn note_over(&self, carrier: CarrierId, over: Option<Arc<Over>>) {
+        if let Some(over) = over {
+            self.choice.overs.borrow_mut().insert(carrier, over);
+        }
+    }
+
+    /// Forgets the session parameters of a carrier that has ended.
+    pub(in super::super) fn forget_over(&self, carrier: CarrierId) {
+        self.choice.overs.borrow_mut().remove(&carrier);
+    }
+
+    /// Kind of carrier that the flows are to go by.
+    pub(in super::super) fn kind(&self) -> Option<Kind> {
+        self.target()?.map(|(kind, _)| kind)
+    }
+
+    /// Whether a carrier of the kind is needed and none is up.
+    pub(in super::super) fn needs(&self, kind: Kind) -> bool {
+        let lacks_target = match self.target() {
+            Some(Some((of, over))) if of == kind => self.latest_of(kind, over.as_ref()).is_none(),
+            _ => false,
+        };
+        let is_wanted = self.wanted.borrow().contains(&kind.number());
+        let is_missing = lacks_target || is_wanted && self.latest(kind).is_none();
+        is_missing && self.admitted.get() && self.has_room()
+    }
+
+    /// The latest carrier of the kind.
+    pub(super) fn latest(&self, kind: Kind) -> Option<CarrierId> {
+        self.latest_that(|_, of| of == Some(kind))
+    }
+
+    /// The latest carrier of the kind with these session parameters. Those of the peer's are unknown.
+    fn latest_of(&self, kind: Kind, over: Option<&Arc<Over>>) -> Option<CarrierId> {
+        let overs = self.choice.overs.borrow();
+        self.latest_that(|id, of| of == Some(kind) && overs.get(&id) == over)
+    }
+
+    fn latest_that(&self, is_it: impl Fn(CarrierId, Option<Kind>) -> bool) -> Option<CarrierId> {
+        let carriers = self.carriers.borrow();
+        let mut found = carriers
+            .iter()
+            .filter(|(id, c)| is_it(**id, c.carrier.kind()));
+        found.next_back().map(|(id, _)| *id)
+    }
+
+    /// The preferred carrier of flows, or an encrypted control connection.
+    pub(super) fn best(&self) -> Option<CarrierId> {
+        match self.best_path()? {
+            Path::Carrier(id) => Some(id),
+            Path::Tcp => None,
+        }
+    }
+
+    /// The preferred path of flows; `None`: none is preferred to what they have.
+    pub(super) fn best_path(&self) -> Option<Path> {
+        if let Some(path) = self.preferred_path() {
+            return Some(path);
+        }
+        let latest = |target: Option<Target>| {
+            let (kind, over) = target??;
+            self.latest_of(kind, over.as_ref())
+        };
+        let target = self.target();
+        if target == Some(None) {
+            return Some(Path::Tcp);
+        }
+        let carriers = self.carriers.borrow();
+        let serving = self
+            .choice
+            .serving
+            .get()
+            .filter(|id| carriers.contains_key(id));
+        drop(carriers);
+        latest(target)
+            .or(serving)
+            .or_else(|| latest(self.desired_target()))
+            .or_else(|| self.encrypted.get().then(|| self.latest_control())?)
+            .map(Path::Carrier)
+    }
+
+    /// What the peer prefers, if it is there.
+    fn preferred_path(&self) -> Option<Path> {
+        let id = self.choice.preferred.get()?;
+        let carriers = self.carriers.borrow();
+        let carrier = &carriers.get(&id)?.carrier;
+        match carrier.kind() {
+            Some(_) => Some(Path::Carrier(id)),
+            None => (!self.encrypted.get()).then_some(Path::Tcp),
+        }
+    }
+
+    /// The latest encrypted control connection.
+    fn latest_control(&self) -> Option<CarrierId> {
+        let carriers = self.carriers.borrow();
+        let mut controls = carriers
+            .iter()
+            .filter(|(_, c)| c.carrier.kind().is_none() && c.carrier.is_encrypted());
+        controls.next_back().map(|(id, _)| *id)
+    }
+
+    /// Whether flows can be carried: a carrier and a control connection are up. The latter proves that the peer has
+    /// seen VTL's option, which a middlebox may strip on the way there.
+    pub(in super::super) fn is_ready(&self) -> bool {
+        self.best().is_some() && self.control.borrow().is_some()
+    }
+
+    /// Moves the flows to the best path.
+    pub(super) fn prefer_best(&self) {
+        if let Some(best) = self.best_path() {
+            let mut core = self.core.borrow_mut();
+            for (flow, state) in &*self.flows.borrow() {
+                self.prefer(&mut core, *flow, state, best);
+            }
+            drop(core);
+            self.choice.serving.set(match best {
+                Path::Carrier(id) if self.rule().is_some() => Some(id),
+                _ => None,
+            });
+        }
+    }
+
+    /// Moves a flow to a path, unless it is pinned to its own, or may not use the other.
+    pub(super) fn prefer(&self, core: &mut Association, id: FlowId, state: &State, path: Path) {
+        if state.stays.get() || path == Path::Tcp && id.requires_carrier() {
+            return;
+        }
+        state.why.set(if self.choice.preferred.get().is_some() {
+            PREFERRED
+        } else if self.choice.target.borrow().is_some() {
+            CONDITION
+        } else {
+            BEST
+        });
+        core.move_flow(id, path);
+    }
+
+    /// Whether a flow that is moved by hand to this path is pinned there: to the best one it need not be, unless that may
+    /// change.
+    pub(super) fn pins(&self, path: Path) -> bool {
+        let may_change = self.rule().is_some() || self.choice.preferred.get().is_some();
+        may_change || self.best().map(Path::Carrier) != Some(path)
+    }
+
+    /// What to tell the peer on this control connection: the carrier that this host prefers, and the connection itself for
+    /// the flows' TCP connections. `None`: nothing, as no rule with conditions decides, or nothing is up.
+    pub(in super::super) fn prefers(&self, control: CarrierId) -> Option<CarrierId> {
+        self.rule()?;
+        Some(match self.best_path()? {
+            Path::Carrier(id) => id,
+            Path::Tcp => control,
+        })
+    }
+
+    /// Notes the carrier that the peer prefers, which has opened the association. It may be on its way still.
+    pub(in super::super) fn note_preferred(&self, carrier: CarrierId) {
+        if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
+            return;
+        }
+        self.choice.preferred.set(Some(carrier));
+        self.prefer_best();
+        self.turn();
+    }
+}
