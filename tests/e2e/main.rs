@@ -40,6 +40,7 @@ mod path;
 mod pool;
 mod programs;
 mod python;
+mod reconfigure;
 mod registry;
 mod require;
 mod restart;

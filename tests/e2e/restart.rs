@@ -41,7 +41,7 @@ impl World {
         self.take_over_with(host, &[]);
     }
 
-    fn take_over_with(&mut self, host: Host, args: &[&str]) {
+    pub(crate) fn take_over_with(&mut self, host: Host, args: &[&str]) {
         let mut former = self.take_daemon(host);
         self.start(host, &[&["--take-over"], args].concat());
         let status = former.wait();

@@ -17,14 +17,14 @@ const SIZE: usize = 1 << 20;
 
 impl World {
     /// `vtl rule` on the client.
-    fn rule(&self, args: &[&str]) -> std::process::Output {
+    pub(crate) fn rule(&self, args: &[&str]) -> std::process::Output {
         let mut command = self.vtl(Host::Client, &[&["rule"], args].concat());
         command.output().expect("vtl runs")
     }
 
     /// The same, to succeed. Returns what it says.
     #[track_caller]
-    fn rule_ok(&self, args: &[&str]) -> String {
+    pub(crate) fn rule_ok(&self, args: &[&str]) -> String {
         let output = self.rule(args);
         assert!(output.status.success(), "{args:?}: {}", words(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
@@ -64,7 +64,7 @@ impl World {
     }
 
     /// An unmodified, unhooked curl on the client.
-    fn plain_curl(&self, program: &Path, to: &Path, url: &str) -> Command {
+    pub(crate) fn plain_curl(&self, program: &Path, to: &Path, url: &str) -> Command {
         let mut command = self
             .testbed
             .command(Host::Client, program)

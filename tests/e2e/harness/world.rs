@@ -484,6 +484,15 @@ impl World {
         self.testbed.set(&link).expect("set");
     }
 
+    /// Makes the link as long as wanted.
+    pub(crate) fn set_rtt(&self, ms: f64) {
+        let link = Link {
+            rtt_ms: ms,
+            ..self.testbed.link().expect("a link")
+        };
+        self.testbed.set(&link).expect("set");
+    }
+
     /// The carriers that are no grafts.
     pub(crate) fn carriers(&self, host: Host) -> Vec<Value> {
         let status = self.status(host);
