@@ -406,6 +406,7 @@ mod tests {
             conditions: None,
             listen: None,
             action: "best".to_owned(),
+            when: Vec::new(),
             connections: None,
             missing: Vec::new(),
         };

@@ -317,6 +317,7 @@ fn rules__have_these_forms() {
         conditions: Some(conditions),
         listen: None,
         action: "graft:cubic".to_owned(),
+        when: Vec::new(),
         connections: None,
         missing: Vec::new(),
     };
@@ -329,6 +330,19 @@ fn rules__have_these_forms() {
         profile: words(&["insensitive"]),
         local: true,
     };
+    let condition = |holds_for: &[&str], decides_for: &[&str]| PathCondition {
+        condition: "rtt >= 300ms".to_owned(),
+        carrier: "quic".to_owned(),
+        holds_for: words(holds_for),
+        decides_for: words(decides_for),
+    };
+    let conditional = Rule {
+        when: vec![
+            condition(&["10.0.0.1", "10.0.0.2"], &["10.0.0.1"]),
+            condition(&[], &[]),
+        ],
+        ..opened(Conditions::default())
+    };
     let accepted = Rule {
         conditions: None,
         listen: Some(vec![80, 443]),
@@ -339,7 +353,12 @@ fn rules__have_these_forms() {
     form!(
         Rules {
             file: "/etc/vtl/rules.toml".into(),
-            rules: vec![opened(Conditions::default()), opened(all), accepted],
+            rules: vec![
+                opened(Conditions::default()),
+                opened(all),
+                conditional,
+                accepted
+            ],
             more: Some(3),
         },
         json!({
@@ -354,6 +373,16 @@ fn rules__have_these_forms() {
                         "profile": ["insensitive"], "local": true,
                     },
                     "action": "graft:cubic",
+                },
+                {
+                    "name": "backup", "match": {}, "action": "graft:cubic",
+                    "when": [
+                        {
+                            "if": "rtt >= 300ms", "carrier": "quic",
+                            "holds_for": ["10.0.0.1", "10.0.0.2"], "decides_for": ["10.0.0.1"],
+                        },
+                        { "if": "rtt >= 300ms", "carrier": "quic" },
+                    ],
                 },
                 {
                     "name": "backup", "listen": [80, 443], "action": "graft:cubic",

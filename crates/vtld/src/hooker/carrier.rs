@@ -619,9 +619,26 @@ mod tests {
         let number = wishes.number(&required(Must::Encryption));
         assert_eq!(number, 5 | VTL_WISH_REQUIRE);
         assert!(wishes.get(number).required && wishes.get(number).encrypted);
-        for nobody in [0, 6, VTL_WISH_PLAIN] {
+        // Connections of a rule with conditions are told from others, also without a carrier of their own.
+        let number = wishes.number_of(&Carrier::Best, Some("far".into()));
+        assert_eq!((number, wishes.number(&Carrier::Best)), (6, VTL_WISH_PLAIN));
+        assert_eq!(wishes.get(number).rule.as_deref(), Some("far"));
+        for nobody in [0, 7, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
+    }
+
+    #[test]
+    fn of_flows__is_a_kind_or_tcp() {
+        assert_eq!(Carrier::Best.of_flows(), Some((Kind::Graft, None)));
+        assert_eq!(Carrier::Plain.of_flows(), None);
+        assert_eq!(
+            Carrier::Flows(Kind::Kcp).of_flows(),
+            Some((Kind::Kcp, None))
+        );
+        let over = Some(Arc::new(Over::Graft("x".into())));
+        let graft = Carrier::Graft("x".into());
+        assert_eq!(graft.of_flows(), Some((Kind::Graft, over)));
     }
 
     #[test]

@@ -112,3 +112,24 @@ fn note__hosts_are_bounded() {
     }
     assert_eq!(seen, (5..most + 5).map(host).collect::<Vec<_>>());
 }
+
+#[test]
+fn recent__only_of_what_is_new() {
+    let monitor = NetMonitor::default();
+    let now = Instant::now();
+    let Some(before) = now.checked_sub(Duration::from_secs(5)) else {
+        return vtl_testing::skip("this host has started a moment ago");
+    };
+    // More packets, and older.
+    note(&monitor, host(1), before);
+    let all = |age| monitor.recent(host(1), Duration::from_secs(age));
+    assert_eq!((all(600).is_some(), all(2)), (true, None));
+    let mut tcp = Watch::default();
+    let of_tcp = Counters {
+        rtt: Some(Duration::from_millis(70)),
+        ..counters(10)
+    };
+    monitor.note(host(1), Evidence::Tcp, &mut tcp, now, of_tcp);
+    let rtts = [600, 2].map(|age| all(age).and_then(|metrics| metrics.rtt));
+    assert_eq!(rtts, [20, 70].map(|ms| Some(Duration::from_millis(ms))));
+}

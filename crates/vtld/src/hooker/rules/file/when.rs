@@ -138,6 +138,7 @@ impl Source<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::too_many_lines, reason = "tables of cases")]
 mod tests {
     use proptest::prelude::*;
 
@@ -183,7 +184,7 @@ mod tests {
         let of = |carrier: &str, case: &str| format!("{carrier}\nwhen = [{case}]");
         let best = "carrier = \"best\"";
         let good = "{ if = \"rtt > 9ms\", carrier = \"quic\" }";
-        let many = vec![good; MAX_CONDITIONS + 1].join(", ");
+        let many = [good; MAX_CONDITIONS + 1].join(", ");
         for (text, line, column, about) in [
             (of(best, "7"), 4, 9, "a condition is a table, not a number"),
             (of(best, "{ }"), 4, 9, "says if and carrier"),
