@@ -12,8 +12,8 @@
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`path`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
-//! Classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), and when it is to
-//! change what flows travel by ([`reconfigure`]).
+//! Choice: classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), what carrier
+//! suits both ([`select`]), and when it is to change what flows travel by ([`reconfigure`]).
 
 #![deny(unsafe_code)]
 
@@ -23,6 +23,7 @@ pub mod netmon;
 pub mod path;
 pub mod profile;
 pub mod reconfigure;
+pub mod select;
 pub mod session;
 
 pub use association::Association;
