@@ -105,6 +105,8 @@ Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends
     Demo(LabArgs),
     #[command(about = lab::BENCH)]
     Bench(LabArgs),
+    #[command(about = lab::SELECT)]
+    Select(LabArgs),
     /// Say which kernel features are there, which are not, and what follows
     #[command(
         after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."

@@ -1,4 +1,4 @@
-//! `vtl bench`, `vtl demo` and `vtl testbed`: what starts `vtl-lab`, the program that has them.
+//! `vtl bench`, `vtl demo`, `vtl testbed` and a part of `vtl select`: what starts `vtl-lab`, the program that has them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -21,6 +21,11 @@ pub const TESTBED: &str =
 pub const DEMO: &str = "Download a file over a bad link by TCP cubic, TCP BBR and VTL, and compare";
 /// See [`TESTBED`].
 pub const BENCH: &str = "Measure VTL against TCP, QUIC and UDP, over links of any quality";
+/// See [`TESTBED`].
+pub const SELECT: &str = "Measure which carrier suits which path and application, and learn to choose";
+
+/// The commands of `vtl select` that the program has.
+const SELECT_COMMANDS: [&str; 3] = ["measure", "train", "evaluate"];
 
 /// Arguments that are not looked at here, `--help` among them.
 #[derive(Debug, Args)]
@@ -58,11 +63,18 @@ pub(crate) fn exec_help(arguments: &[OsString]) -> anyhow::Result<()> {
         [socket, asked @ ..] if socket.as_encoded_bytes().starts_with(b"--socket=") => asked,
         asked => asked,
     };
-    let [help, command, ..] = asked else {
+    let [help, command, below @ ..] = asked else {
         return Ok(());
     };
     let command = command.to_str().unwrap_or_default();
-    if help != "help" || !["testbed", "demo", "bench"].contains(&command) {
+    let has = match command {
+        "testbed" | "demo" | "bench" => true,
+        "select" => below
+            .first()
+            .is_some_and(|below| SELECT_COMMANDS.iter().any(|name| below == name)),
+        _ => false,
+    };
+    if help != "help" || !has {
         return Ok(());
     }
     let lab = find().map_err(|_| missing(command))?;

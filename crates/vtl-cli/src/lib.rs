@@ -64,6 +64,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Testbed(args) => args.exec("testbed"),
         Command::Demo(args) => args.exec("demo"),
         Command::Bench(args) => args.exec("bench"),
+        Command::Select(args) => args.exec("select"),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

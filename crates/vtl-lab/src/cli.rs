@@ -7,11 +7,12 @@ use vtl_cli::{CompletionsArgs, ManArgs, lab};
 use crate::bench::BenchCommand;
 use crate::demo::DemoArgs;
 use crate::graft_test::GraftTestArgs;
+use crate::select::SelectCommand;
 use crate::testbed::TestbedArgs;
 
 /// Hosts and links on this machine, and what is measured on them
 ///
-/// Started by `vtl bench`, `vtl demo` and `vtl testbed`.
+/// Started by `vtl bench`, `vtl demo`, `vtl select` and `vtl testbed`.
 #[derive(Debug, Parser)]
 #[command(name = "vtl-lab", bin_name = "vtl", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     #[command(subcommand, about = lab::BENCH)]
     Bench(BenchCommand),
+    #[command(subcommand, about = lab::SELECT)]
+    Select(SelectCommand),
     /// Carry data over a graft that was built (started by `vtl graft test`)
     #[command(hide = true)]
     GraftTest(GraftTestArgs),

@@ -1,4 +1,4 @@
-//! `vtl-lab`, the program behind `vtl bench`, `vtl demo` and `vtl testbed`: hosts and links on one machine,
+//! `vtl-lab`, the program behind `vtl bench`, `vtl demo`, `vtl select` and `vtl testbed`: hosts and links on one machine,
 //! and what is measured and shown on them.
 //!
 //! [`child`], [`daemons`], [`download`], [`nginx`], [`payload`], [`programs`] and [`spread`] are what its
@@ -16,6 +16,7 @@ mod interrupt;
 mod nginx;
 mod payload;
 mod programs;
+mod select;
 mod spread;
 mod testbed;
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         },
         Command::Demo(args) => demo::run(&args),
         Command::Bench(command) => bench::run(&command),
+        Command::Select(command) => select::run(&command),
         Command::GraftTest(args) => graft_test::run(&args),
         Command::Completions(args) => manual::write_completions(cli::whole(), args.shell),
         Command::Man(args) => manual::write_pages(cli::whole(), &args.dir),

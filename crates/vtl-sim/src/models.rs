@@ -1,7 +1,8 @@
 //! Packet-level models of competing TCP senders, limited to their effect on a shared queue. Every
 //! transmission is acknowledged individually, without delay, so loss detection and recovery are
 //! those of an ideal SACK: a transmission overtaken by three is lost, and the next packet sent
-//! retransmits it.
+//! retransmits it. [`Sender::with_probes`] adds what decides how long short transfers take: tail
+//! loss probes, losses told by time, and Linux's retransmission timeout.
 
 use std::collections::VecDeque;
 
@@ -25,6 +26,7 @@ pub enum Model {
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     id: u64,
+    segment: u64,
     at: Nanos,
     first: Nanos,
     delivered: u64,
@@ -60,7 +62,47 @@ pub struct Sender {
     srtt: f64,
     heard: Nanos,
     pace_at: Nanos,
+    /// Segments to send: those of `lost`, and new ones.
     left: u64,
+    lost: VecDeque<u64>,
+    fresh: u64,
+    latest: u64,
+    probes: Option<Probes>,
+}
+
+/// State of probes and of the timeout.
+#[derive(Clone, Copy, Debug)]
+struct Probes {
+    min_rtt: f64,
+    /// Time of the latest transmission.
+    sent: Nanos,
+    /// Whether a probe is under way.
+    probing: bool,
+    /// Timeouts in a row.
+    timeouts: u32,
+}
+
+impl Probes {
+    /// Linux's lower bound of what the timeout adds to the round-trip time.
+    const MIN_TIMEOUT: f64 = 200e6;
+    /// Linux's lower bound of what a probe waits besides two round trips.
+    const MIN_PROBE: f64 = 2e6;
+
+    /// Time of the probe after `last`, the latest transmission or acknowledgement (RFC 8985, section 7.2; as Linux
+    /// where one packet is in flight, whose acknowledgement may be delayed).
+    fn probe_at(&self, last: Nanos, srtt: f64, in_flight: usize) -> Nanos {
+        let more = if in_flight == 1 {
+            Self::MIN_TIMEOUT
+        } else {
+            Self::MIN_PROBE
+        };
+        last + (2.0 * srtt + more) as Nanos
+    }
+
+    /// Time of the timeout (RFC 6298, with backoff).
+    fn timeout_at(&self, last: Nanos, srtt: f64) -> Nanos {
+        last + ((srtt + Self::MIN_TIMEOUT) * f64::from(1 << self.timeouts.min(8))) as Nanos
+    }
 }
 
 #[derive(Debug)]
@@ -88,7 +130,35 @@ impl Sender {
             heard: 0,
             pace_at: 0,
             left: segments,
+            lost: VecDeque::new(),
+            fresh: 0,
+            latest: 0,
+            probes: None,
         }
+    }
+
+    /// Adds tail loss probes (RFC 8985, section 7), losses told by time (section 6) and Linux's timeout. `rtt`: the
+    /// round-trip time of the handshake.
+    #[must_use]
+    pub fn with_probes(mut self, rtt: Nanos) -> Self {
+        self.srtt = rtt as f64;
+        self.probes = Some(Probes {
+            min_rtt: rtt as f64,
+            sent: 0,
+            probing: false,
+            timeouts: 0,
+        });
+        self
+    }
+
+    /// Adds segments to send.
+    pub fn offer(&mut self, segments: u64) {
+        self.left += segments;
+    }
+
+    /// The segment that the latest transmission carried; the first is 0.
+    pub fn latest_segment(&self) -> u64 {
+        self.latest
     }
 
     fn cwnd(&self) -> f64 {
@@ -100,22 +170,45 @@ impl Sender {
 
     /// Time of the next attempt to send, unless an acknowledgement comes first.
     pub fn due(&self) -> Nanos {
-        let timeout = self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000;
         if self.left > 0 && (self.out.len() as f64) < self.cwnd() {
             self.pace_at
         } else if self.out.is_empty() {
             Nanos::MAX
         } else {
-            timeout
+            self.timeout_at().min(self.probe_at())
+        }
+    }
+
+    fn timeout_at(&self) -> Nanos {
+        match &self.probes {
+            None => self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000,
+            Some(probes) => probes.timeout_at(self.heard.max(probes.sent), self.srtt),
+        }
+    }
+
+    fn probe_at(&self) -> Nanos {
+        match &self.probes {
+            Some(p) if !p.probing && p.timeouts == 0 && !self.out.is_empty() => {
+                p.probe_at(self.heard.max(p.sent), self.srtt, self.out.len())
+            }
+            _ => Nanos::MAX,
         }
     }
 
     /// The number of the next transmission, if one may be sent now.
     pub fn send(&mut self, now: Nanos) -> Option<u64> {
-        if !self.out.is_empty() && now >= self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000 {
+        let window_limited = self.left > 0 && self.out.len() as f64 >= self.cwnd();
+        if now >= self.probe_at() && (self.left == 0 || window_limited) {
+            return self.probe(now);
+        }
+        if !self.out.is_empty() && now >= self.timeout_at() {
             self.left += self.out.len() as u64;
-            self.out.clear();
+            self.lost.extend(self.out.drain(..).map(|sent| sent.segment));
+            self.lost.make_contiguous().sort_unstable();
             self.heard = now;
+            if let Some(probes) = &mut self.probes {
+                (probes.probing, probes.timeouts) = (false, probes.timeouts + 1);
+            }
             match &mut self.control {
                 Control::Cubic(c) => c.timeout(),
                 Control::Bbr(b) => b.cwnd = 4.0,
@@ -133,17 +226,43 @@ impl Sender {
         };
         self.pace_at = self.pace_at.max(now.saturating_sub(1_000_000)) + (SECOND / rate) as Nanos;
         self.left -= 1;
+        let segment = self.lost.pop_front().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        });
+        Some(self.transmit(now, segment))
+    }
+
+    fn transmit(&mut self, now: Nanos, segment: u64) -> u64 {
         let id = self.next;
         self.next += 1;
+        self.latest = segment;
+        if let Some(probes) = &mut self.probes {
+            probes.sent = now;
+        }
         self.out.push_back(Sent {
             id,
+            segment,
             at: now,
             first: self.first,
             delivered: self.delivered,
             delivered_at: self.delivered_at,
             limited: self.left == 0,
         });
-        Some(id)
+        id
+    }
+
+    /// Sends the last segment again, for an acknowledgement that tells what was lost.
+    fn probe(&mut self, now: Nanos) -> Option<u64> {
+        let last = self.out.pop_back()?;
+        self.probes.as_mut()?.probing = true;
+        Some(self.transmit(now, last.segment))
+    }
+
+    /// Whether the transmission at the front is lost, as one sent at `at` with the number `id` has arrived.
+    fn is_overtaken(&self, front: &Sent, at: Nanos, id: u64) -> bool {
+        let reordering = self.probes.map(|probes| (probes.min_rtt / 4.0) as Nanos);
+        front.id + 3 <= id || reordering.is_some_and(|r| front.id < id && front.at + r < at)
     }
 
     /// Processes the acknowledgement of transmission `id`.
@@ -164,10 +283,17 @@ impl Sender {
         } else {
             self.srtt * 0.875 + rtt * 0.125
         };
+        if let Some(probes) = &mut self.probes {
+            probes.min_rtt = probes.min_rtt.min(rtt);
+            (probes.probing, probes.timeouts) = (false, 0);
+        }
         let mut lost = false;
-        while let Some(front) = self.out.front().filter(|s| s.id + 3 <= id).copied() {
+        while let Some(front) = self.out.front().copied()
+            && self.is_overtaken(&front, sent.at, id)
+        {
             self.out.pop_front();
             self.left += 1;
+            self.lost.push_back(front.segment);
             // One reduction per window.
             if front.id >= self.recover {
                 self.recover = self.next;

@@ -3,6 +3,12 @@
 
 use vtl_tree::{Attribute, Value};
 
+/// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
+/// system has it.
+pub const CLASSES: [&str; 5] = ["tcp", "tcp:bbr", "graft:stream", "graft:cubic", "graft:hybla"];
+/// By which share a carrier may be slower than the best and still tie with it. Of those that tie the simplest is right.
+pub const TIE: f64 = 0.03;
+
 use crate::{netmon::Metrics, profile::Profile};
 
 /// What a choice is made by. Trained models have these attributes, in this order: [`Features::attributes`].
@@ -32,7 +38,8 @@ impl Features {
                 .bandwidth
                 .filter(|bandwidth| !bandwidth.at_least)
                 .map(|bandwidth| bandwidth.rate as f64 / 1e6),
-            loss_percent: path.loss.map(|loss| loss * 100.0),
+            // What the path loses by itself; what a full queue drops says more of the sender than of the path.
+            loss_percent: path.clear_loss.or(path.loss).map(|loss| loss * 100.0),
             loss_burst: path.loss_burst,
             profile,
             bytes: None,

@@ -1,0 +1,281 @@
+//! What a campaign measures: links, and on each the transfers that applications make.
+
+use vtl_core::profile::Profile;
+use vtl_link::{Link, LossModel, Nanos, Profile as Named, Random};
+use vtl_sim::models::Model;
+
+use super::simulate::{PAYLOAD, Sending, Traffic};
+
+/// Losses of the links with names, per cent.
+const LOSSES: [f64; 4] = [0.0, 1.0, 2.0, 5.0];
+/// Links with names: those of the thesis.
+const NAMED: [Named; 5] = [
+    Named::Satellite,
+    Named::Terrestrial,
+    Named::Lan,
+    Named::Campus,
+    Named::Lte,
+];
+/// The least and the greatest of what other links have; drawn so that each factor of two is as likely as any other.
+const RTT_MS: (f64, f64) = (1.0, 700.0);
+const RATE_MBIT: (f64, f64) = (1.0, 1000.0);
+const LOSS_PCT: (f64, f64) = (0.05, 20.0);
+const BURST_PACKETS: (f64, f64) = (2.0, 16.0);
+/// Queues, in bandwidth-delay products, and their least length in packets.
+const QUEUES: [f64; 3] = [0.5, 1.0, 2.0];
+const QUEUE_MIN: f64 = 16.0;
+/// Time after which a transfer is cut, and counts as if it ended then.
+pub(super) const LIMIT: Nanos = 600_000_000_000;
+/// Length of a stream.
+const STREAM_S: f64 = 10.0;
+/// Bit rates of streams, Mbit/s: speech, and video in three qualities. At most half of the link's.
+const STREAMS_MBIT: [f64; 4] = [0.064, 0.5, 2.5, 8.0];
+/// What a packet of a stream may be late, besides the path's delay, and still be of use: half of the 300 ms that
+/// ITU-T G.114 allows there and back.
+const PLAYOUT: Nanos = 150_000_000;
+
+/// Runs of one kind of transfer on a link; the fewer the longer it takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Load {
+    /// A file.
+    File {
+        bytes: u64,
+        runs: u64,
+    },
+    /// Packets at a fixed rate, which must come in time.
+    Stream {
+        runs: u64,
+    },
+}
+
+/// What is measured on every link.
+pub(super) const LOADS: [Load; 5] = [
+    Load::File {
+        bytes: 4096,
+        runs: 40,
+    },
+    Load::File {
+        bytes: 65_536,
+        runs: 40,
+    },
+    Load::File {
+        bytes: 1_048_576,
+        runs: 10,
+    },
+    Load::File {
+        bytes: 16_777_216,
+        runs: 2,
+    },
+    Load::Stream { runs: 4 },
+];
+
+/// The class's carrier in virtual time; `None` if the simulator has none.
+pub(super) fn sending(class: &str) -> Option<Sending> {
+    match class {
+        "tcp" => Some(Sending::Tcp(Model::Cubic)),
+        "tcp:bbr" => Some(Sending::Tcp(Model::Bbr)),
+        "graft:stream" => Some(Sending::Graft("stream")),
+        "graft:cubic" => Some(Sending::Graft("cubic")),
+        "graft:hybla" => Some(Sending::Graft("hybla")),
+        _ => None,
+    }
+}
+
+impl Load {
+    /// Bytes, where applications know them beforehand.
+    pub(super) fn bytes(self) -> Option<u64> {
+        match self {
+            Self::File { bytes, .. } => Some(bytes),
+            Self::Stream { .. } => None,
+        }
+    }
+
+    /// How often it is repeated; where nothing is random, twice, as BBR's phase differs.
+    pub(super) fn runs(self, link: &Link) -> u64 {
+        let (Self::File { runs, .. } | Self::Stream { runs }) = self;
+        if link.loss_down() == 0.0 && link.slots.is_none() {
+            runs.min(2)
+        } else {
+            runs
+        }
+    }
+
+    /// What the application writes. `number` is the link's.
+    pub(super) fn traffic(self, link: &Link, number: u64) -> Traffic {
+        match self {
+            Self::File { bytes, .. } => Traffic {
+                packets: bytes.div_ceil(PAYLOAD),
+                every: 0,
+            },
+            Self::Stream { .. } => {
+                let wanted = Random::new(number, 2).pick(&STREAMS_MBIT);
+                let bits = wanted.min(link.rate_mbit / 2.0) * 1e6;
+                let every = PAYLOAD as f64 * 8.0 / bits;
+                Traffic {
+                    packets: (STREAM_S / every).ceil() as u64,
+                    every: (every * 1e9) as Nanos,
+                }
+            }
+        }
+    }
+
+    /// What a run came to, ms: the time from `connect` to a file's last byte, or the time in which as much of a stream is
+    /// in time as was sent.
+    pub(super) fn cost(self, link: &Link, traffic: Traffic, read: &[Option<Nanos>]) -> f64 {
+        let rtt = (link.rtt_ms * 1e6) as Nanos;
+        match self {
+            // The handshake, and the request.
+            Self::File { .. } => {
+                let end = read.last().copied().flatten().unwrap_or(LIMIT);
+                (end + rtt * 3 / 2) as f64 / 1e6
+            }
+            Self::Stream { .. } => {
+                let due = |n: u64| n * traffic.every + rtt / 2 + PLAYOUT;
+                let in_time = |(n, at): (u64, &Option<Nanos>)| at.is_some_and(|at| at <= due(n));
+                let count = (0..).zip(read).filter(|it| in_time(*it)).count();
+                let share = count as f64 / read.len() as f64;
+                STREAM_S * 1e3 / share.max(1e-3)
+            }
+        }
+    }
+
+    /// What the profiles whose applications do this make of its runs.
+    pub(super) fn figures(self) -> &'static [(Profile, Figure)] {
+        const BULK: (Profile, Figure) = (Profile::LossSensitive, Figure::Mean);
+        const WAITS: (Profile, Figure) = (Profile::TimeAndLossSensitive, Figure::Tail);
+        match self {
+            Self::File { bytes: 4096, .. } => &[WAITS],
+            Self::File {
+                bytes: 16_777_216, ..
+            } => &[BULK],
+            Self::File { .. } => &[WAITS, BULK],
+            Self::Stream { .. } => &[(Profile::TimeSensitive, Figure::Mean)],
+        }
+    }
+}
+
+/// What counts of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figure {
+    /// Their mean.
+    Mean,
+    /// What nine of ten stay below.
+    Tail,
+}
+
+impl Figure {
+    /// The figure of some runs; there is at least one.
+    pub(super) fn of(self, costs: &[f64]) -> f64 {
+        match self {
+            Self::Mean => costs.iter().sum::<f64>() / costs.len() as f64,
+            Self::Tail => {
+                let mut sorted = costs.to_vec();
+                sorted.sort_unstable_by(f64::total_cmp);
+                sorted[(sorted.len() * 9).div_ceil(10) - 1]
+            }
+        }
+    }
+}
+
+/// A link, and its name.
+pub(super) fn link(number: u64) -> (String, Link) {
+    let named = NAMED.len() * LOSSES.len();
+    if let Some(place) = usize::try_from(number).ok().filter(|place| *place < named) {
+        let (profile, loss) = (NAMED[place / LOSSES.len()], LOSSES[place % LOSSES.len()]);
+        let name = format!("{profile}-{loss}");
+        return (name, lossy(profile.link(), loss, number));
+    }
+    let mut random = Random::new(number, 1);
+    let mut between =
+        |(min, max): (f64, f64)| round(min * f64::powf(max / min, random.unit()));
+    let (rtt_ms, rate_mbit) = (between(RTT_MS), between(RATE_MBIT));
+    let (loss, burst) = (between(LOSS_PCT), between(BURST_PACKETS));
+    let loss = if random.chance(0.2) { 0.0 } else { loss };
+    let mut link = lossy(Link::new(rtt_ms, rate_mbit), loss, number);
+    if random.chance(0.4) {
+        link.loss_model = LossModel::GilbertElliott {
+            burst_packets: burst,
+            bad_loss_pct: 100.0,
+        };
+    }
+    let product = link.bdp_bytes() as f64 / 1500.0;
+    let queue = (product * random.pick(&QUEUES)).max(QUEUE_MIN);
+    link.queue_packets = Some(queue as u32);
+    (format!("random-{number}"), link)
+}
+
+fn lossy(link: Link, loss: f64, seed: u64) -> Link {
+    Link {
+        loss_down_pct: Some(loss),
+        loss_up_pct: Some(0.0),
+        seed,
+        ..link
+    }
+}
+
+/// The link's mean burst of losses, packets; `None` without losses.
+pub(super) fn burst(link: &Link) -> Option<f64> {
+    let loss = link.loss_down() / 100.0;
+    match link.loss_model {
+        _ if loss == 0.0 => None,
+        LossModel::Uniform => Some(round(1.0 / (1.0 - loss))),
+        LossModel::GilbertElliott { burst_packets, .. } => Some(burst_packets),
+    }
+}
+
+/// The mean round-trip time of a link without traffic, ms.
+pub(super) fn rtt_ms(link: &Link) -> f64 {
+    // Each direction waits for a slot: half the mean square of the interval over its mean.
+    let wait = link.slots.map_or(0.0, |slots| {
+        let (a, b) = (slots.min_ms, slots.max_ms);
+        (a * a + a * b + b * b) / (3.0 * (a + b))
+    });
+    round(link.rtt_ms + 2.0 * wait)
+}
+
+/// To four digits, so that files stay small.
+pub(super) fn round(x: f64) -> f64 {
+    format!("{x:.3e}").parse().expect("a number")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link__is_valid_and_reproducible() {
+        for number in 0..500 {
+            let (name, link) = super::link(number);
+            link.check().unwrap();
+            assert_eq!((name, link.clone()), super::link(number));
+            let range = RTT_MS.0 * 0.999..=RTT_MS.1 * 1.001;
+            assert!(range.contains(&rtt_ms(&link)), "{}", link.rtt_ms);
+        }
+        assert_eq!(rtt_ms(&super::link(16).1), 40.0);
+    }
+
+    #[test]
+    fn figure__of_ten_runs() {
+        let costs: Vec<f64> = (1..=10).rev().map(f64::from).collect();
+        assert_eq!(Figure::Tail.of(&costs), 9.0);
+        assert_eq!(Figure::Mean.of(&costs), 5.5);
+        assert_eq!(Figure::Tail.of(&[7.0]), 7.0);
+    }
+
+    #[test]
+    fn cost__counts_what_is_in_time() {
+        let link = Link::new(100.0, 10.0);
+        let traffic = Traffic {
+            packets: 4,
+            every: 1_000_000,
+        };
+        let ms = |ms: u64| Some(ms * 1_000_000);
+        // Due at 200, 201, 202 and 203 ms.
+        let read = [ms(200), ms(202), ms(202), None];
+        let stream = Load::Stream { runs: 1 };
+        assert_eq!(stream.cost(&link, traffic, &read), 20_000.0);
+        let file = Load::File { bytes: 1, runs: 1 };
+        assert_eq!(file.cost(&link, traffic, &read[..3]), 352.0);
+        assert_eq!(file.cost(&link, traffic, &read), 600_150.0);
+    }
+}

@@ -1,0 +1,279 @@
+//! Labelled cases as CSV: what each carrier took, for a state of the network, a profile and a size.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use vtl_core::profile::Profile;
+use vtl_core::select::{CLASSES, Features, TIE};
+
+/// The most bytes of a file of rows.
+const MAX_FILE: u64 = 64 << 20;
+/// The columns before those of the classes, each of which has what its carrier took, ms.
+const COLUMNS: [&str; 9] = [
+    "origin",
+    "link",
+    "rtt [ms]",
+    "rate [Mbit/s]",
+    "loss [%]",
+    "burst [packets]",
+    "queue [packets]",
+    "profile",
+    "size [bytes]",
+];
+/// The column behind those of the classes: the label, which follows from them.
+const BEST: &str = "best";
+
+/// A case.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    /// Where it was measured: `sim`, or `kernel`.
+    pub(super) origin: String,
+    /// The link's name. Cases of one link are held out together.
+    pub(super) link: String,
+    /// What a choice is made by.
+    pub(super) features: Features,
+    /// The link's queue, which nobody knows beforehand.
+    pub(super) queue: u32,
+    /// What each of [`CLASSES`] took, ms; `None` if it was not measured.
+    pub(super) costs: [Option<f64>; CLASSES.len()],
+}
+
+/// What tells a case from others: link, profile and size.
+pub(super) type Key = (String, Option<&'static str>, Option<u64>);
+
+impl Row {
+    pub(super) fn key(&self) -> Key {
+        let bytes = self.features.bytes.map(|bytes| bytes as u64);
+        let profile = self.features.profile.map(Profile::name);
+        (self.link.clone(), profile, bytes)
+    }
+
+    /// What the best carrier took.
+    pub(super) fn least(&self) -> f64 {
+        let costs = self.costs.iter().flatten();
+        costs.copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// How much longer a class takes than the best, as a share; `None` if it was not measured.
+    pub(super) fn regret(&self, class: usize) -> Option<f64> {
+        self.costs[class].map(|cost| cost / self.least() - 1.0)
+    }
+
+    /// The label: the first class that is at most [`TIE`] slower than the best.
+    pub(super) fn best(&self) -> usize {
+        let within = |class: &usize| self.regret(*class).is_some_and(|regret| regret <= TIE);
+        let best = (0..CLASSES.len()).find(within);
+        best.expect("the best is within")
+    }
+
+    /// A line of the file, with its end.
+    pub(super) fn line(&self) -> String {
+        let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+        let features = &self.features;
+        let mut fields = vec![
+            self.origin.clone(),
+            self.link.clone(),
+            number(features.rtt_ms),
+            number(features.rate_mbit),
+            number(features.loss_percent),
+            number(features.loss_burst),
+            self.queue.to_string(),
+            features.profile.map_or(String::new(), |p| p.to_string()),
+            number(features.bytes),
+        ];
+        fields.extend(self.costs.map(number));
+        fields.push(CLASSES[self.best()].to_owned());
+        fields.join(",") + "\n"
+    }
+
+    fn parse(record: &csv::StringRecord) -> Result<Self> {
+        let number = |place: usize| -> Result<Option<f64>> {
+            let field = &record[place];
+            if field.is_empty() {
+                return Ok(None);
+            }
+            let number = field.parse::<f64>().ok();
+            let number = number.filter(|x| (0.0..=1e12).contains(x));
+            match number {
+                Some(number) => Ok(Some(number)),
+                None => bail!("\"{}\" is no number from 0 to 1e12", field.escape_debug()),
+            }
+        };
+        let known = |place: usize| -> Result<Option<f64>> {
+            let number = number(place)?;
+            ensure!(number.is_some(), "\"{}\" is missing", COLUMNS[place]);
+            Ok(number)
+        };
+        let mut costs = [None; CLASSES.len()];
+        for (class, cost) in costs.iter_mut().enumerate() {
+            *cost = number(COLUMNS.len() + class)?;
+            let name = CLASSES[class];
+            ensure!(*cost != Some(0.0), "{name} took no time at all");
+        }
+        ensure!(costs.iter().any(Option::is_some), "no carrier was measured");
+        let row = Self {
+            origin: record[0].to_owned(),
+            link: record[1].to_owned(),
+            features: Features {
+                rtt_ms: known(2)?,
+                rate_mbit: known(3)?,
+                loss_percent: known(4)?,
+                loss_burst: number(5)?,
+                profile: match &record[7] {
+                    "" => None,
+                    name => Some(name.parse().map_err(anyhow::Error::msg)?),
+                },
+                bytes: number(8)?,
+            },
+            queue: known(6)?.map_or(0, |packets| packets as u32),
+            costs,
+        };
+        let (told, best) = (&record[record.len() - 1], CLASSES[row.best()]);
+        ensure!(
+            told == best,
+            "{BEST} is \"{}\", and by the figures it is {best}",
+            told.escape_debug()
+        );
+        Ok(row)
+    }
+}
+
+/// The file's first line, with its end.
+pub(super) fn header() -> String {
+    let columns: Vec<&str> = COLUMNS.into_iter().chain(CLASSES).chain([BEST]).collect();
+    columns.join(",") + "\n"
+}
+
+/// Reads a file's text. None if there is no such file.
+///
+/// # Errors
+/// It cannot be read, or is too large.
+pub(super) fn read(path: &Path) -> Result<Option<String>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+    };
+    let mut text = String::new();
+    let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
+    read.with_context(|| format!("{}", path.display()))?;
+    let most = MAX_FILE >> 20;
+    ensure!(
+        text.len() as u64 <= MAX_FILE,
+        "{}: more than {most} MiB: these are no rows of `vtl select measure`",
+        path.display()
+    );
+    Ok(Some(text))
+}
+
+/// The rows of a file's text.
+///
+/// # Errors
+/// Another header, or a line that is no row, with its number.
+pub(super) fn parse(text: &str) -> Result<Vec<Row>> {
+    let first = text.split_inclusive('\n').next().unwrap_or_default();
+    ensure!(
+        first.trim_end() == header().trim_end(),
+        "line 1: this is no header of `vtl select measure`, or one of another version: the columns must be {}",
+        header().trim_end()
+    );
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record?;
+        let line = record.position().map_or(0, csv::Position::line);
+        rows.push(Row::parse(&record).with_context(|| format!("line {line}"))?);
+    }
+    Ok(rows)
+}
+
+/// The rows of several files, those of shards for instance, in an order that depends on the rows alone.
+///
+/// # Errors
+/// As [`parse`], with the file's name; no such file; no row; two rows of the same link, profile and size that differ.
+pub(super) fn load(paths: &[impl AsRef<Path>]) -> Result<Vec<Row>> {
+    let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
+    for path in paths.iter().map(AsRef::as_ref) {
+        let text = read(path)?.with_context(|| format!("{}: there is no such file", path.display()))?;
+        for row in parse(&text).with_context(|| path.display().to_string())? {
+            if let Some(other) = rows.insert(row.key(), row.clone())
+                && other != row
+            {
+                let link = &row.link;
+                bail!(
+                    "{}: the link {link} stands in the rows twice with different figures: leave one campaign out",
+                    path.display()
+                );
+            }
+        }
+    }
+    ensure!(!rows.is_empty(), "there is no row: `vtl select measure` makes some");
+    Ok(rows.into_values().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        Row {
+            origin: "sim".into(),
+            link: "random-7".into(),
+            features: Features {
+                rtt_ms: Some(100.0),
+                rate_mbit: Some(12.5),
+                loss_percent: Some(0.0),
+                loss_burst: None,
+                profile: Some(Profile::LossSensitive),
+                bytes: Some(65536.0),
+            },
+            queue: 64,
+            costs: [Some(102.0), Some(100.0), None, Some(300.5), Some(99.1)],
+        }
+    }
+
+    #[test]
+    fn line__is_read_as_it_was_written() {
+        assert_eq!(parse(&(header() + &row().line())).unwrap(), [row()]);
+        assert!(row().line().ends_with(",tcp\n"));
+    }
+
+    #[test]
+    fn best__of_those_that_tie_is_the_simplest() {
+        for (costs, best, regret) in [
+            ([103.0, 100.0, 100.0, 100.0, 100.0], 0, 0.03),
+            ([104.0, 102.0, 100.0, 100.0, 100.0], 1, 0.04),
+            ([104.0, 104.0, 104.0, 104.0, 100.0], 4, 0.04),
+        ] {
+            let row = Row {
+                costs: costs.map(Some),
+                ..row()
+            };
+            assert_eq!(row.best(), best);
+            assert!((row.regret(0).unwrap() - regret).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn parse__refuses_what_is_no_row() {
+        let line = row().line();
+        for (bad, why) in [
+            (line.replace("12.5", "fast"), "line 2"),
+            (line.replace("12.5", "NaN"), "no number"),
+            (line.replace("12.5", "-1"), "no number"),
+            (line.replace("12.5", ""), "is missing"),
+            (line.replace("loss-sensitive", "lossy"), "no profile"),
+            (line.replace(",102,", ",0,"), "no time"),
+            (line.replace(",tcp\n", ",tcp:bbr\n"), "by the figures"),
+            (line.replace(",64,", ","), "fields"),
+        ] {
+            let error = parse(&(header() + &bad)).unwrap_err();
+            assert!(format!("{error:#}").contains(why), "{bad}: {error:#}");
+        }
+        assert!(parse("a,b\n1,2\n").is_err());
+        assert!(parse("").is_err());
+    }
+}
