@@ -224,7 +224,11 @@ impl Sender {
             Control::Cubic(_) => f64::INFINITY,
             Control::Bbr(b) => b.pace(self.srtt),
         };
-        self.pace_at = self.pace_at.max(now.saturating_sub(1_000_000)) + (SECOND / rate) as Nanos;
+        // Linux does not pace the initial window.
+        if self.probes.is_none() || self.next >= INITIAL as u64 {
+            self.pace_at =
+                self.pace_at.max(now.saturating_sub(1_000_000)) + (SECOND / rate) as Nanos;
+        }
         self.left -= 1;
         let segment = self.lost.pop_front().unwrap_or_else(|| {
             self.fresh += 1;

@@ -1,6 +1,8 @@
 //! The choice of a carrier by decision trees (thesis, chapter 5): an application's profile and the state of the path
 //! go in, a carrier comes out. Training and choosing compute features by the same code, which is here.
 
+mod choice;
+
 use vtl_tree::{Attribute, Value};
 
 /// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
@@ -10,6 +12,8 @@ pub const CLASSES: [&str; 5] = ["tcp", "tcp:bbr", "graft:stream", "graft:cubic",
 pub const TIE: f64 = 0.03;
 
 use crate::{netmon::Metrics, profile::Profile};
+
+pub use choice::{Choice, EMBEDDED, Error, Selector, choose};
 
 /// What a choice is made by. Trained models have these attributes, in this order: [`Features::attributes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -12,7 +12,7 @@ use clap::Args;
 use vtl_core::select::{CLASSES, Features};
 use vtl_link::Link;
 
-use super::campaign::{self, LIMIT, LOADS, Load};
+use super::campaign::{self, LIMIT, LOADS, Load, Run};
 use super::rows::{self, Key, Row};
 use super::simulate;
 
@@ -26,7 +26,7 @@ pub(crate) struct MeasureArgs {
     #[arg(value_name = "ROWS.csv")]
     rows: PathBuf,
     /// How many links: 20 with names, the rest drawn by chance, always the same ones; seven cases on each
-    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     links: u64,
     /// Measure one part of the links only; the files of all parts together are the campaign
     #[arg(long, value_name = "K/N", default_value = "1/1")]
@@ -162,7 +162,12 @@ fn costs(number: u64, link: &Link, load: Load, carrier: &str) -> Result<Option<V
             ..link.clone()
         };
         let read = simulate::run(&link, sending, traffic, LIMIT)?;
-        Ok(load.cost(&link, traffic, &read))
+        let run = Run {
+            sending,
+            traffic,
+            read: &read,
+        };
+        Ok(load.cost(&link, run))
     };
     (1..=load.runs(link)).map(cost).collect::<Result<_>>().map(Some)
 }
