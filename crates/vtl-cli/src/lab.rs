@@ -22,7 +22,8 @@ pub const DEMO: &str = "Download a file over a bad link by TCP cubic, TCP BBR an
 /// See [`TESTBED`].
 pub const BENCH: &str = "Measure VTL against TCP, QUIC and UDP, over links of any quality";
 /// See [`TESTBED`].
-pub const SELECT: &str = "Measure which carrier suits which path and application, and learn to choose";
+pub const SELECT: &str =
+    "Measure which carrier suits which path and application, and learn to choose";
 
 /// The commands of `vtl select` that the program has.
 const SELECT_COMMANDS: [&str; 3] = ["measure", "train", "evaluate"];
@@ -66,19 +67,23 @@ pub(crate) fn exec_help(arguments: &[OsString]) -> anyhow::Result<()> {
     let [help, command, below @ ..] = asked else {
         return Ok(());
     };
-    let command = command.to_str().unwrap_or_default();
-    let has = match command {
-        "testbed" | "demo" | "bench" => true,
-        "select" => below
-            .first()
-            .is_some_and(|below| SELECT_COMMANDS.iter().any(|name| below == name)),
-        _ => false,
-    };
-    if help != "help" || !has {
+    if help != "help" || !has(command, below) {
         return Ok(());
     }
-    let lab = find().map_err(|_| missing(command))?;
+    let lab = find().map_err(|_| missing(&command.to_string_lossy()))?;
     exec(&lab, asked)
+}
+
+/// Whether `vtl-lab` has a command, with these below it.
+fn has(command: &OsStr, below: &[OsString]) -> bool {
+    match command.to_str().unwrap_or_default() {
+        "testbed" | "demo" | "bench" => true,
+        "select" => {
+            let below = below.first().and_then(|below| below.to_str());
+            below.is_some_and(|below| SELECT_COMMANDS.contains(&below))
+        }
+        _ => false,
+    }
 }
 
 /// Becomes `vtl-lab` with these arguments.
@@ -110,4 +115,27 @@ fn missing(command: &str) -> anyhow::Error {
         "`vtl {command}` is done by the program {PROGRAM}, which is neither beside `vtl` nor in the PATH: \
          `make install` in VTL's sources installs it"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn has__of_select_only_what_is_done_beforehand() {
+        for (words, expected) in [
+            ("bench", true),
+            ("bench run", true),
+            ("status", false),
+            ("select", false),
+            ("select measure", true),
+            ("select evaluate", true),
+            ("select train x", true),
+            ("select status", false),
+            ("select explain", false),
+        ] {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            assert_eq!(has(&words[0], &words[1..]), expected, "{words:?}");
+        }
+    }
 }

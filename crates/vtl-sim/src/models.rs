@@ -203,7 +203,8 @@ impl Sender {
         }
         if !self.out.is_empty() && now >= self.timeout_at() {
             self.left += self.out.len() as u64;
-            self.lost.extend(self.out.drain(..).map(|sent| sent.segment));
+            self.lost
+                .extend(self.out.drain(..).map(|sent| sent.segment));
             self.lost.make_contiguous().sort_unstable();
             self.heard = now;
             if let Some(probes) = &mut self.probes {

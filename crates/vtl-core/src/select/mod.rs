@@ -7,7 +7,13 @@ use vtl_tree::{Attribute, Value};
 
 /// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
 /// system has it.
-pub const CLASSES: [&str; 5] = ["tcp", "tcp:bbr", "graft:stream", "graft:cubic", "graft:hybla"];
+pub const CLASSES: [&str; 5] = [
+    "tcp",
+    "tcp:bbr",
+    "graft:stream",
+    "graft:cubic",
+    "graft:hybla",
+];
 /// By which share a carrier may be slower than the best and still tie with it. Of those that tie the simplest is right.
 pub const TIE: f64 = 0.03;
 

@@ -143,7 +143,10 @@ fn folds(rows: &[Row]) -> Result<(Vec<usize>, usize)> {
         count >= FOLDS,
         "{count} links: there must be at least {FOLDS}, to train with some and evaluate with others"
     );
-    Ok((rows.iter().map(|row| links[row.link.as_str()]).collect(), count))
+    Ok((
+        rows.iter().map(|row| links[row.link.as_str()]).collect(),
+        count,
+    ))
 }
 
 impl Report {
@@ -228,7 +231,11 @@ impl Report {
             }
             out.push('\n');
         }
-        let _ = write!(out, "{:16}{:>8}{:>11}{:>9}  chosen:", "label", "cases", "precision", "recall");
+        let _ = write!(
+            out,
+            "{:16}{:>8}{:>11}{:>9}  chosen:",
+            "label", "cases", "precision", "recall"
+        );
         for class in CLASSES {
             let _ = write!(out, "{class:>14}");
         }
@@ -236,7 +243,11 @@ impl Report {
         for of in &self.classes {
             let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.1}", x * 100.0));
             let (precision, recall) = (percent(of.precision), percent(of.recall));
-            let _ = write!(out, "{:16}{:8}{precision:>11}{recall:>9}         ", of.class, of.rows);
+            let _ = write!(
+                out,
+                "{:16}{:8}{precision:>11}{recall:>9}         ",
+                of.class, of.rows
+            );
             for count in &of.chosen {
                 let _ = write!(out, "{count:14}");
             }
@@ -348,7 +359,10 @@ mod tests {
         let (folds, links) = folds(&rows).unwrap();
         assert_eq!(links, 12);
         for (row, fold) in rows.iter().zip(&folds) {
-            let same = rows.iter().zip(&folds).filter(|(other, _)| other.link == row.link);
+            let same = rows
+                .iter()
+                .zip(&folds)
+                .filter(|(other, _)| other.link == row.link);
             assert!(same.into_iter().all(|(_, other)| other == fold));
         }
         assert!(super::folds(&rows[..8]).is_err());

@@ -84,7 +84,10 @@ pub(super) fn run(args: &MeasureArgs) -> Result<()> {
         }
     }
     let there = done.len();
-    eprintln!("{}: {there} rows were there, {added} added", args.rows.display());
+    eprintln!(
+        "{}: {there} rows were there, {added} added",
+        args.rows.display()
+    );
     Ok(())
 }
 
@@ -169,7 +172,10 @@ fn costs(number: u64, link: &Link, load: Load, carrier: &str) -> Result<Option<V
         };
         Ok(load.cost(&link, run))
     };
-    (1..=load.runs(link)).map(cost).collect::<Result<_>>().map(Some)
+    (1..=load.runs(link))
+        .map(cost)
+        .collect::<Result<_>>()
+        .map(Some)
 }
 
 #[cfg(test)]

@@ -197,7 +197,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Row>> {
 pub(super) fn load(paths: &[impl AsRef<Path>]) -> Result<Vec<Row>> {
     let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
     for path in paths.iter().map(AsRef::as_ref) {
-        let text = read(path)?.with_context(|| format!("{}: there is no such file", path.display()))?;
+        let text =
+            read(path)?.with_context(|| format!("{}: there is no such file", path.display()))?;
         for row in parse(&text).with_context(|| path.display().to_string())? {
             if let Some(other) = rows.insert(row.key(), row.clone())
                 && other != row
@@ -210,7 +211,10 @@ pub(super) fn load(paths: &[impl AsRef<Path>]) -> Result<Vec<Row>> {
             }
         }
     }
-    ensure!(!rows.is_empty(), "there is no row: `vtl select measure` makes some");
+    ensure!(
+        !rows.is_empty(),
+        "there is no row: `vtl select measure` makes some"
+    );
     Ok(rows.into_values().collect())
 }
 

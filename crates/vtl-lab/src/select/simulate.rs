@@ -68,8 +68,8 @@ pub(super) fn run(
     let mut read = vec![None; usize::try_from(traffic.packets)?];
     let (mut now, mut before) = (0, 0);
     while now < limit && before < read.len() {
-        for from in 0..2 {
-            while let Some(packet) = links[from].pop(now) {
+        for (from, link) in links.iter_mut().enumerate() {
+            while let Some(packet) = link.pop(now) {
                 party.arrive(1 - from, packet, now, &mut sent);
             }
         }
@@ -294,7 +294,10 @@ mod tests {
         for sending in ALL {
             let read = run(&link(0.0), sending, traffic, 1_000_000_000).unwrap();
             let last = read[2].unwrap();
-            assert!((50_000_000..60_000_000).contains(&last), "{sending:?}: {last}");
+            assert!(
+                (50_000_000..60_000_000).contains(&last),
+                "{sending:?}: {last}"
+            );
         }
     }
 
@@ -308,7 +311,11 @@ mod tests {
             let read = run(&link(5.0), sending, traffic, 60_000_000_000).unwrap();
             let times: Vec<Nanos> = read.into_iter().map(Option::unwrap).collect();
             assert!(times.is_sorted());
-            assert!((0..).zip(&times).all(|(n, at)| *at >= n * 1_000_000 + 50_000_000));
+            assert!(
+                (0..)
+                    .zip(&times)
+                    .all(|(n, at)| *at >= n * 1_000_000 + 50_000_000)
+            );
         }
     }
 
