@@ -203,7 +203,8 @@ mod tests {
             rate_mbit: Some(10.0),
             loss_percent: Some(0.0),
             loss_burst: None,
-            ..FAR
+            profile: Some(Profile::TimeAndLossSensitive),
+            bytes: Some(1e6),
         };
         let choice = choose(&near);
         assert_eq!(choice.class, "tcp", "{}", choice.explanation);
