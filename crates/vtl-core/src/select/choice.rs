@@ -1,8 +1,9 @@
 //! The choice by a trained model.
 
+use std::mem::discriminant;
 use std::sync::LazyLock;
 
-use vtl_tree::{Attribute, Domain, Model, Value};
+use vtl_tree::{Attribute, Condition, Domain, Model, Value};
 
 use super::{CLASSES, Features};
 
@@ -108,8 +109,18 @@ impl Selector {
         let class = self.classes[place];
         let path = self.model.path(&values);
         // What is missing decides nothing: its branches were weighed against each other.
-        let words: Vec<String> = (path.iter().filter(|condition| condition.known))
-            .map(|condition| self.model.words(condition))
+        // Of several bounds on the same side the last is the closest.
+        let is_same = |a: &Condition, b: &Condition| {
+            a.attribute == b.attribute && discriminant(&a.relation) == discriminant(&b.relation)
+        };
+        let counts = |(place, condition): &(usize, &Condition)| {
+            condition.known
+                && !path[place + 1..]
+                    .iter()
+                    .any(|later| is_same(later, condition))
+        };
+        let words: Vec<String> = (path.iter().enumerate().filter(counts))
+            .map(|(_, condition)| self.model.words(condition))
             .collect();
         let when = match words.as_slice() {
             [] => String::new(),
@@ -195,9 +206,10 @@ mod tests {
         let far = choose(&FAR);
         assert_eq!(far.class, "graft:stream", "{}", far.explanation);
         assert!(far.support > 0.4, "{far:?}");
-        let start = "graft:stream: in the training's cases with rtt > ";
+        let start = "graft:stream: in the training's cases with ";
         assert!(far.explanation.starts_with(start), "{far:?}");
         assert!(far.explanation.contains("won are graft:stream "), "{far:?}");
+        assert_eq!(far.explanation.matches("rtt > ").count(), 1, "{far:?}");
         let near = Features {
             rtt_ms: Some(5.0),
             rate_mbit: Some(10.0),
