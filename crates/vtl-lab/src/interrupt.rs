@@ -28,6 +28,11 @@ impl Interrupt {
         Ok(flag)
     }
 
+    /// As if a signal had arrived.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// Whether a signal has arrived.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ pub(crate) const FILE: &str = "file";
 /// How long it may take to listen.
 const START: Duration = Duration::from_secs(10);
 
-/// What the names of scratch directories begin with; a process id follows.
+/// What the names of scratch directories begin with; a process id and a number follow.
 const SCRATCH: &str = "vtl-bench-";
 
 /// A directory that vanishes with its owner.
@@ -36,8 +37,11 @@ impl Scratch {
     /// # Errors
     /// The directory cannot be made.
     pub(crate) fn new() -> anyhow::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         sweep();
-        let path = std::env::temp_dir().join(format!("{SCRATCH}{}", std::process::id()));
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{SCRATCH}{}.{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -66,6 +70,7 @@ fn sweep() {
     {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
+        let owner = owner.and_then(|rest| rest.split('.').next());
         let Some(owner) = owner.and_then(|pid| pid.parse::<u32>().ok()) else {
             continue;
         };

@@ -1,5 +1,6 @@
 //! The choice by a trained model.
 
+use std::fmt;
 use std::mem::discriminant;
 use std::sync::LazyLock;
 
@@ -15,17 +16,53 @@ const SLACK: f64 = 1.1;
 /// The place of the size among [`Features::attributes`].
 const SIZE: usize = 5;
 
-/// What a flow is to travel by, and why.
+/// Why a carrier is chosen.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// One of [`CLASSES`].
+pub struct Explanation {
+    /// The carrier, one of [`CLASSES`].
     pub class: &'static str,
-    /// Why, in words for people.
-    pub explanation: String,
-    /// How clear it is: of what all classes together won over the worst one, in the training's cases like this one, the
-    /// share that the class won, 0 to 1. Where three are equally good it is a third; 0 where no case was alike, and the
-    /// class is the default.
-    pub support: f64,
+    /// Why the model was not asked, and the carrier is the default; `None` if it was.
+    pub default_because: Option<String>,
+    /// The way through the tree, from its root.
+    pub path: Vec<Step>,
+    /// Of what all classes together won over the worst one, in the training's cases at the path's end, the share that each
+    /// won, 0 to 1, the greatest first. Where three are equally good it is a third.
+    pub shares: Vec<(&'static str, f64)>,
+}
+
+/// A test on the way through a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The attribute that is tested, as in [`Features::attributes`].
+    pub attribute: String,
+    /// What holds on the branch that was taken: `rtt > 8.5 ms`.
+    pub condition: String,
+    /// Whether the feature's value decided. If not, it is missing: all branches count, each as many of the training's
+    /// cases as took it, and this is the one that most of them took.
+    pub known: bool,
+    /// Whether no later test bounds the same attribute on the same side.
+    pub closest: bool,
+}
+
+/// In one line.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(why) = &self.default_because {
+            return write!(f, "{}, the default: {why}", self.class);
+        }
+        write!(f, "{}: in the training's cases", self.class)?;
+        let mut word = " with ";
+        for step in self.path.iter().filter(|step| step.known && step.closest) {
+            write!(f, "{word}{}", step.condition)?;
+            word = ", ";
+        }
+        f.write_str(" the shares of what was won are ")?;
+        for (place, (class, share)) in self.shares.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            write!(f, "{comma}{class} {:.0}", share * 100.0)?;
+        }
+        f.write_str(" %")
+    }
 }
 
 /// Why a model cannot choose.
@@ -93,61 +130,61 @@ impl Selector {
         &SELECTOR
     }
 
-    /// Chooses a carrier. The default where the path's delay or loss is unknown, or a feature lies outside what training has
-    /// seen, by more than a tenth. A size outside counts as the nearest that it has seen: what is true of 16 MB is of more.
-    pub fn choose(&self, features: &Features) -> Choice {
+    /// Chooses a carrier, one of [`CLASSES`]. The default where the path's delay or loss is unknown, or a feature lies
+    /// outside what training has seen, by more than a tenth. A size outside counts as the nearest that it has seen: what is
+    /// true of 16 MB is of more.
+    pub fn choose(&self, features: &Features) -> &'static str {
+        let values = self.clamped(features);
+        match self.unfit(features, &values) {
+            Some(_) => CLASSES[0],
+            None => self.classes[self.model.classify(&values)],
+        }
+    }
+
+    /// Why [`Selector::choose`] chooses what it does.
+    pub fn explain(&self, features: &Features) -> Explanation {
         let values = self.clamped(features);
         if let Some(why) = self.unfit(features, &values) {
-            return Choice {
+            return Explanation {
                 class: CLASSES[0],
-                explanation: format!("{}, the default: {why}", CLASSES[0]),
-                support: 0.0,
+                default_because: Some(why),
+                path: Vec::new(),
+                shares: Vec::new(),
             };
         }
-        let place = self.model.classify(&values);
-        let shares = self.model.distribution(&values);
-        let class = self.classes[place];
         let path = self.model.path(&values);
-        // What is missing decides nothing: its branches were weighed against each other.
-        // Of several bounds on the same side the last is the closest.
         let is_same = |a: &Condition, b: &Condition| {
             a.attribute == b.attribute && discriminant(&a.relation) == discriminant(&b.relation)
         };
-        let counts = |(place, condition): &(usize, &Condition)| {
-            condition.known
-                && !path[place + 1..]
-                    .iter()
-                    .any(|later| is_same(later, condition))
+        let step = |(place, condition): (usize, &Condition)| Step {
+            attribute: self.model.attributes()[condition.attribute].name.clone(),
+            condition: self.model.words(condition),
+            known: condition.known,
+            // A value that is missing bounds nothing.
+            closest: !path[place + 1..]
+                .iter()
+                .any(|later| is_same(later, condition)),
         };
-        let words: Vec<String> = (path.iter().enumerate().filter(counts))
-            .map(|(_, condition)| self.model.words(condition))
-            .collect();
-        let when = match words.as_slice() {
-            [] => String::new(),
-            words => format!(" with {}", words.join(", ")),
-        };
-        // The best first; the sort is stable, so that the simpler of equal ones comes first.
-        let mut ranks: Vec<usize> = (0..shares.len()).collect();
-        ranks.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
-        let rank =
-            |place: &usize| format!("{} {:.0}", self.classes[*place], shares[*place] * 100.0);
-        let ranks: Vec<String> = ranks.iter().map(rank).collect();
-        let ranks = ranks.join(", ");
-        Choice {
-            class,
-            explanation: format!(
-                "{class}: in the training's cases{when} the shares of what was won are {ranks} %"
-            ),
-            support: shares[place],
+        let shares = self.model.distribution(&values);
+        let mut shares: Vec<_> = self.classes.iter().copied().zip(shares).collect();
+        // The sort is stable: the simpler of equal ones comes first.
+        shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Explanation {
+            class: self.classes[self.model.classify(&values)],
+            default_because: None,
+            path: path.iter().enumerate().map(step).collect(),
+            shares,
         }
     }
 
     /// Why the model has nothing to say on values that are [`Selector::clamped`].
     fn unfit(&self, features: &Features, values: &[Value]) -> Option<String> {
-        if features.rtt_ms.is_none() {
+        // NaN is what a division by nothing gives.
+        let is_unknown = |x: Option<f64>| x.is_none_or(f64::is_nan);
+        if is_unknown(features.rtt_ms) {
             return Some("the path's round-trip time is unknown".to_owned());
         }
-        if features.loss_percent.is_none() {
+        if is_unknown(features.loss_percent) {
             return Some("the path's loss is unknown".to_owned());
         }
         let attribute = &self.model.attributes()[*self.model.outside(values).first()?];
@@ -181,11 +218,6 @@ impl Selector {
     }
 }
 
-/// Chooses a carrier by the model that comes with VTL: see [`Selector::choose`].
-pub fn choose(features: &Features) -> Choice {
-    Selector::embedded().choose(features)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,15 +233,24 @@ mod tests {
         bytes: Some(1e7),
     };
 
+    fn explain(features: &Features) -> Explanation {
+        let explanation = Selector::embedded().explain(features);
+        assert_eq!(Selector::embedded().choose(features), explanation.class);
+        explanation
+    }
+
     #[test]
-    fn choose__tells_far_and_lossy_from_near_and_clean() {
-        let far = choose(&FAR);
-        assert_eq!(far.class, "graft:stream", "{}", far.explanation);
-        assert!(far.support > 0.4, "{far:?}");
+    fn explain__tells_far_and_lossy_from_near_and_clean() {
+        let far = explain(&FAR);
+        assert_eq!(far.class, "graft:stream", "{far}");
+        assert_eq!(far.shares[0].0, "graft:stream");
+        assert!(far.shares[0].1 > 0.4, "{far:?}");
+        assert!((far.shares.iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9);
+        let text = far.to_string();
         let start = "graft:stream: in the training's cases with ";
-        assert!(far.explanation.starts_with(start), "{far:?}");
-        assert!(far.explanation.contains("won are graft:stream "), "{far:?}");
-        assert_eq!(far.explanation.matches("rtt > ").count(), 1, "{far:?}");
+        assert!(text.starts_with(start), "{text}");
+        assert!(text.contains("won are graft:stream "), "{text}");
+        assert_eq!(text.matches("rtt > ").count(), 1, "{text}");
         let near = Features {
             rtt_ms: Some(5.0),
             rate_mbit: Some(10.0),
@@ -218,59 +259,64 @@ mod tests {
             profile: Some(Profile::TimeAndLossSensitive),
             bytes: Some(1e6),
         };
-        let choice = choose(&near);
-        assert_eq!(choice.class, "tcp", "{}", choice.explanation);
-        assert!(choice.support > 0.2, "{choice:?}");
+        let near = explain(&near);
+        assert_eq!(near.class, "tcp", "{near}");
     }
 
     #[test]
-    fn choose__does_without_size_and_rate() {
+    fn explain__does_without_size_and_rate() {
         let far = Features {
             rate_mbit: None,
             bytes: None,
             ..FAR
         };
-        let choice = choose(&far);
-        assert_eq!(choice.class, "graft:stream");
-        assert!(!choice.explanation.contains("missing"), "{choice:?}");
+        let far = explain(&far);
+        assert_eq!(far.class, "graft:stream");
+        let unknown = far.path.iter().filter(|step| !step.known);
+        assert!(unknown.clone().count() > 0, "{far:?}");
+        for step in unknown {
+            assert!(
+                ["size", "rate"].contains(&step.attribute.as_str()),
+                "{step:?}"
+            );
+        }
+        assert!(!far.to_string().contains("size"), "{far}");
     }
 
     #[test]
     fn choose__gives_the_default_and_the_reason_outside_the_training() {
+        let with = |change: fn(&mut Features)| {
+            let mut features = FAR;
+            change(&mut features);
+            features
+        };
         for (features, reason) in [
             (Features::default(), "round-trip time is unknown"),
+            (with(|f| f.loss_percent = None), "loss is unknown"),
             (
-                Features {
-                    loss_percent: None,
-                    ..FAR
-                },
-                "loss is unknown",
-            ),
-            (
-                Features {
-                    rtt_ms: Some(0.2),
-                    ..FAR
-                },
+                with(|f| f.rtt_ms = Some(0.2)),
                 "the rtt is outside the training's 1",
             ),
             (
-                Features {
-                    loss_percent: Some(60.0),
-                    ..FAR
-                },
-                "the loss is outside",
+                with(|f| f.rtt_ms = Some(f64::NAN)),
+                "round-trip time is unknown",
             ),
             (
-                Features {
-                    profile: Some(Profile::Insensitive),
-                    ..FAR
-                },
+                with(|f| f.rtt_ms = Some(f64::INFINITY)),
+                "the rtt is outside",
+            ),
+            (with(|f| f.loss_percent = Some(60.0)), "the loss is outside"),
+            (with(|f| f.loss_percent = Some(-1.0)), "the loss is outside"),
+            (with(|f| f.loss_percent = Some(f64::NAN)), "loss is unknown"),
+            (with(|f| f.rate_mbit = Some(1e9)), "the rate is outside"),
+            (
+                with(|f| f.profile = Some(Profile::Insensitive)),
                 "the profile is one that the training has not",
             ),
         ] {
-            let choice = choose(&features);
-            assert_eq!((choice.class, choice.support), ("tcp", 0.0));
-            assert!(choice.explanation.contains(reason), "{choice:?}");
+            let choice = explain(&features);
+            assert_eq!((choice.class, choice.shares.len()), ("tcp", 0), "{choice}");
+            assert!(choice.to_string().contains(reason), "{choice}");
         }
     }
 
@@ -280,7 +326,7 @@ mod tests {
             bytes: Some(1e12),
             ..FAR
         };
-        assert_eq!(choose(&huge), choose(&FAR.with_bytes(16_777_216.0)));
+        assert_eq!(explain(&huge), explain(&FAR.with_bytes(16_777_216.0)));
     }
 
     impl Features {

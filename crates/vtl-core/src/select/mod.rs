@@ -5,6 +5,10 @@ mod choice;
 
 use vtl_tree::{Attribute, Value};
 
+use crate::{netmon::Metrics, profile::Profile};
+
+pub use choice::{EMBEDDED, Error, Explanation, Selector, Step};
+
 /// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
 /// system has it.
 pub const CLASSES: [&str; 5] = [
@@ -16,10 +20,6 @@ pub const CLASSES: [&str; 5] = [
 ];
 /// By which share a carrier may be slower than the best and still tie with it. Of those that tie the simplest is right.
 pub const TIE: f64 = 0.03;
-
-use crate::{netmon::Metrics, profile::Profile};
-
-pub use choice::{Choice, EMBEDDED, Error, Selector, choose};
 
 /// What a choice is made by. Trained models have these attributes, in this order: [`Features::attributes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -14,10 +14,10 @@ mod deploy;
 mod figure;
 mod load;
 mod micro;
-mod plan;
+pub(crate) mod plan;
 pub(crate) mod plot;
 mod row;
-mod run;
+pub(crate) mod run;
 mod table;
 
 use std::fs;

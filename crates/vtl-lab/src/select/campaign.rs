@@ -1,6 +1,10 @@
 //! What a campaign measures: links, and on each the transfers that applications make.
 
+use std::time::Duration;
+
+use vtl_core::netmon::{Bandwidth, Metrics};
 use vtl_core::profile::Profile;
+use vtl_core::select::Features;
 use vtl_link::{Link, LossModel, Nanos, Profile as Named, Random};
 use vtl_sim::models::Model;
 
@@ -33,7 +37,7 @@ const STREAMS_MBIT: [f64; 4] = [0.064, 0.5, 2.5, 8.0];
 /// What a file takes longer by a carrier of VTL than by the simulated session, whose payload is not sealed and whose
 /// hosts take no time: the upper end of what connections between hosts that knew each other took in the testbed
 /// (`hook:graft:stream`, known, in `bench/results/2026-11-21b` to `2026-11-24-turns`). As a share, and in ms.
-const CARRIED: (f64, f64) = (0.03, 3.0);
+const ALLOWANCE: (f64, f64) = (0.03, 3.0);
 /// What a packet of a stream may be late, besides the path's delay, and still be of use: half of the 300 ms that
 /// ITU-T G.114 allows there and back.
 const PLAYOUT: Nanos = 150_000_000;
@@ -68,9 +72,9 @@ pub(super) const LOADS: [Load; 5] = [
     Load::Stream { runs: 5 },
 ];
 
-/// The class's carrier in virtual time; `None` if the simulator has none.
-pub(super) fn sending(class: &str) -> Option<Sending> {
-    match class {
+/// A carrier in virtual time; `None` if the simulator has no such one.
+pub(super) fn sending(carrier: &str) -> Option<Sending> {
+    match carrier {
         "tcp" => Some(Sending::Tcp(Model::Cubic)),
         "tcp:bbr" => Some(Sending::Tcp(Model::Bbr)),
         "graft:stream" => Some(Sending::Graft("stream")),
@@ -81,6 +85,18 @@ pub(super) fn sending(class: &str) -> Option<Sending> {
 }
 
 impl Load {
+    /// A file, with as many runs as the next larger one that is measured.
+    pub(super) fn file(bytes: u64) -> Self {
+        let runs = LOADS.into_iter().find_map(|load| match load {
+            Self::File { bytes: most, runs } if bytes <= most => Some(runs),
+            _ => None,
+        });
+        Self::File {
+            bytes,
+            runs: runs.unwrap_or(1),
+        }
+    }
+
     /// Bytes, where applications know them beforehand.
     pub(super) fn bytes(self) -> Option<u64> {
         match self {
@@ -92,22 +108,27 @@ impl Load {
     /// How often it is repeated; where nothing is random, twice, as BBR's phase differs.
     pub(super) fn runs(self, link: &Link) -> u64 {
         let (Self::File { runs, .. } | Self::Stream { runs }) = self;
-        if link.loss_down() == 0.0 && link.slots.is_none() {
-            runs.min(2)
-        } else {
+        if Self::is_random(link) {
             runs
+        } else {
+            runs.min(2)
         }
     }
 
-    /// What the application writes. `number` is the link's.
-    pub(super) fn traffic(self, link: &Link, number: u64) -> Traffic {
+    /// Whether transfers on a link differ by chance.
+    pub(super) fn is_random(link: &Link) -> bool {
+        link.loss_down() > 0.0 || link.slots.is_some()
+    }
+
+    /// What the application writes.
+    pub(super) fn traffic(self, id: LinkId, link: &Link) -> Traffic {
         match self {
             Self::File { bytes, .. } => Traffic {
                 packets: bytes.div_ceil(PAYLOAD),
                 every: 0,
             },
             Self::Stream { .. } => {
-                let wanted = Random::new(number, 2).pick(&STREAMS_MBIT);
+                let wanted = Random::new(id.start(), 2).pick(&STREAMS_MBIT);
                 let bits = wanted.min(link.rate_mbit / 2.0) * 1e6;
                 let every = PAYLOAD as f64 * 8.0 / bits;
                 Traffic {
@@ -134,7 +155,7 @@ impl Load {
                 let ms = (end + rtt * 3 / 2) as f64 / 1e6;
                 match sending {
                     Sending::Tcp(_) => ms,
-                    Sending::Graft(_) => ms * (1.0 + CARRIED.0) + CARRIED.1,
+                    Sending::Graft(_) => ms * (1.0 + ALLOWANCE.0) + ALLOWANCE.1,
                 }
             }
             Self::Stream { .. } => {
@@ -193,30 +214,89 @@ impl Figure {
     }
 }
 
-/// A link, and its name.
-pub(super) fn link(number: u64) -> (String, Link) {
-    let named = NAMED.len() * LOSSES.len();
-    if let Some(place) = usize::try_from(number).ok().filter(|place| *place < named) {
-        let (profile, loss) = (NAMED[place / LOSSES.len()], LOSSES[place % LOSSES.len()]);
-        let name = format!("{profile}-{loss}");
-        return (name, lossy(&profile.link(), loss, number));
+/// Campaigns, each with its own links.
+pub(super) const MAX_SEED: u64 = 0xffff;
+/// Links of a campaign.
+pub(super) const MAX_LINKS: u64 = 1 << 20;
+
+/// Which link, of all campaigns: the campaign's seed, and a number below [`MAX_LINKS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkId {
+    pub(super) seed: u64,
+    pub(super) number: u64,
+}
+
+impl LinkId {
+    /// What the link's random numbers start from.
+    fn start(self) -> u64 {
+        self.seed << 32 | self.number
     }
-    let mut random = Random::new(number, 1);
-    let mut between = |(min, max): (f64, f64)| round(min * f64::powf(max / min, random.unit()));
-    let (rtt_ms, rate_mbit) = (between(RTT_MS), between(RATE_MBIT));
-    let (loss, burst) = (between(LOSS_PCT), between(BURST_PACKETS));
-    let loss = if random.chance(0.2) { 0.0 } else { loss };
-    let mut link = lossy(&Link::new(rtt_ms, rate_mbit), loss, number);
-    if random.chance(0.4) {
-        link.loss_model = LossModel::GilbertElliott {
-            burst_packets: burst,
-            bad_loss_pct: 100.0,
+
+    /// The seed of one transfer's losses.
+    pub(super) fn run_seed(self, run: u64) -> u64 {
+        (self.start() << 16) + run
+    }
+
+    /// The place among the links with names, which only the campaign with seed 0 has.
+    fn place(self) -> Option<usize> {
+        let place = usize::try_from(self.number).ok()?;
+        (self.seed == 0 && place < NAMED.len() * LOSSES.len()).then_some(place)
+    }
+
+    /// The link's name, the same in all versions.
+    pub(super) fn name(self) -> String {
+        match (self.place(), self.seed) {
+            (Some(place), _) => {
+                let (profile, loss) = (NAMED[place / LOSSES.len()], LOSSES[place % LOSSES.len()]);
+                format!("{profile}-{loss}")
+            }
+            (None, 0) => format!("random-{}", self.number),
+            (None, seed) => format!("seed-{seed}-{}", self.number),
+        }
+    }
+
+    /// The link of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        let all = (0..(NAMED.len() * LOSSES.len()) as u64).map(|number| Self { seed: 0, number });
+        let numbers = || {
+            let (seed, number) = match name.strip_prefix("random-") {
+                Some(number) => ("0", number),
+                None => name.strip_prefix("seed-")?.split_once('-')?,
+            };
+            Some(Self {
+                seed: seed.parse().ok().filter(|seed| *seed <= MAX_SEED)?,
+                number: number.parse().ok().filter(|n| *n < MAX_LINKS)?,
+            })
         };
+        let found = all.into_iter().find(|link| link.name() == name);
+        // Numbers with leading zeros are other names.
+        found.or_else(numbers).filter(|link| link.name() == name)
     }
-    let product = link.bdp_bytes() as f64 / 1500.0;
-    let queue = (product * random.pick(&QUEUES)).max(QUEUE_MIN);
-    link.queue_packets = Some(queue as u32);
-    (format!("random-{number}"), link)
+
+    /// The link.
+    pub(super) fn link(self) -> Link {
+        let start = self.start();
+        if let Some(place) = self.place() {
+            let (profile, loss) = (NAMED[place / LOSSES.len()], LOSSES[place % LOSSES.len()]);
+            return lossy(&profile.link(), loss, start);
+        }
+        let mut random = Random::new(start, 1);
+        let mut between = |(min, max): (f64, f64)| round(min * f64::powf(max / min, random.unit()));
+        let (rtt_ms, rate_mbit) = (between(RTT_MS), between(RATE_MBIT));
+        let (loss, burst) = (between(LOSS_PCT), between(BURST_PACKETS));
+        let loss = if random.chance(0.2) { 0.0 } else { loss };
+        let mut link = lossy(&Link::new(rtt_ms, rate_mbit), loss, start);
+        if random.chance(0.4) {
+            link.loss_model = LossModel::GilbertElliott {
+                burst_packets: burst,
+                bad_loss_pct: 100.0,
+            };
+        }
+        let product = link.bdp_bytes() as f64 / 1500.0;
+        let queue = (product * random.pick(&QUEUES)).max(QUEUE_MIN);
+        link.queue_packets = Some(queue as u32);
+        link
+    }
 }
 
 fn lossy(link: &Link, loss: f64, seed: u64) -> Link {
@@ -228,8 +308,34 @@ fn lossy(link: &Link, loss: f64, seed: u64) -> Link {
     }
 }
 
+/// What a choice is made by on a link that was measured without an error; the code that vtld's measurements go through
+/// makes features of it.
+pub(super) fn features(link: &Link, profile: Profile, bytes: Option<u64>) -> Features {
+    let loss = link.loss_down() / 100.0;
+    let path = Metrics {
+        min_rtt: Some(Duration::from_secs_f64(rtt_ms(link) / 1e3)),
+        loss: Some(loss),
+        clear_loss: Some(loss),
+        loss_burst: burst(link),
+        bandwidth: Some(Bandwidth {
+            rate: (link.rate_mbit * 1e6) as u64,
+            at_least: false,
+            error: 0.0,
+        }),
+        ..Metrics::default()
+    };
+    let features = Features::new(&path, Some(profile));
+    Features {
+        rtt_ms: features.rtt_ms.map(round),
+        rate_mbit: features.rate_mbit.map(round),
+        loss_percent: features.loss_percent.map(round),
+        bytes: bytes.map(|bytes| bytes as f64),
+        ..features
+    }
+}
+
 /// The link's mean burst of losses, packets; `None` without losses.
-pub(super) fn burst(link: &Link) -> Option<f64> {
+fn burst(link: &Link) -> Option<f64> {
     let loss = link.loss_down() / 100.0;
     match link.loss_model {
         _ if loss == 0.0 => None,
@@ -239,7 +345,7 @@ pub(super) fn burst(link: &Link) -> Option<f64> {
 }
 
 /// The mean round-trip time of a link without traffic, ms.
-pub(super) fn rtt_ms(link: &Link) -> f64 {
+fn rtt_ms(link: &Link) -> f64 {
     // Each direction waits for a slot: half the mean square of the interval over its mean.
     let wait = link.slots.map_or(0.0, |slots| {
         let (a, b) = (slots.min_ms, slots.max_ms);
@@ -258,15 +364,61 @@ mod tests {
     use super::*;
 
     #[test]
-    fn link__is_valid_and_reproducible() {
-        for number in 0..500 {
-            let (name, link) = super::link(number);
+    fn link__is_valid_reproducible_and_found_by_its_name() {
+        for (seed, number) in [0, 1, MAX_SEED]
+            .into_iter()
+            .flat_map(|s| (0..300).map(move |n| (s, n)))
+        {
+            let id = LinkId { seed, number };
+            let link = id.link();
             link.check().unwrap();
-            assert_eq!((name, link.clone()), super::link(number));
+            assert_eq!(link, id.link());
+            assert_eq!(LinkId::named(&id.name()), Some(id));
             let range = RTT_MS.0 * 0.999..=RTT_MS.1 * 1.001;
             assert!(range.contains(&rtt_ms(&link)), "{}", link.rtt_ms);
         }
-        assert_eq!(rtt_ms(&super::link(16).1), 40.0);
+        assert_eq!(
+            rtt_ms(
+                &LinkId {
+                    seed: 0,
+                    number: 16
+                }
+                .link()
+            ),
+            40.0
+        );
+        for bad in [
+            "",
+            "random-",
+            "random-07",
+            "random-3",
+            "seed-0-30",
+            "seed-70000-1",
+            "x",
+        ] {
+            assert_eq!(LinkId::named(bad), None, "{bad}");
+        }
+    }
+
+    /// Links of another seed are others: what was tuned on one campaign has not seen them.
+    #[test]
+    fn link__of_another_seed_is_another() {
+        let of = |seed| (0..300).map(move |number| LinkId { seed, number }.link().rtt_ms);
+        let first: Vec<f64> = of(0).collect();
+        let same = of(1).filter(|rtt| first.contains(rtt)).count();
+        assert!(same < 30, "{same} of 300 by chance");
+    }
+
+    #[test]
+    fn features__are_the_links_own() {
+        for number in 0..300 {
+            let link = LinkId { seed: 0, number }.link();
+            let features = features(&link, Profile::LossSensitive, Some(1 << 20));
+            assert_eq!(features.rtt_ms, Some(rtt_ms(&link)));
+            assert_eq!(features.rate_mbit, Some(link.rate_mbit));
+            assert_eq!(features.loss_percent, Some(link.loss_down()));
+            assert_eq!(features.bytes, Some(1048576.0));
+        }
     }
 
     #[test]

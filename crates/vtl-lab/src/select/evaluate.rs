@@ -1,6 +1,6 @@
 //! `vtl select evaluate`: how well trees choose on links that they were not trained with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -12,6 +12,7 @@ use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Features, Selector, TIE};
 use vtl_tree::evaluation::Confusion;
 
+use super::progress::Progress;
 use super::rows::{self, Row};
 use super::train;
 
@@ -24,6 +25,10 @@ pub(crate) struct EvaluateArgs {
     /// Files of `vtl select measure`
     #[arg(required = true, value_name = "ROWS.csv")]
     rows: Vec<PathBuf>,
+    /// Evaluate this model, of `vtl select train`, instead of trees of two thirds of the links each. It must not have been
+    /// trained with these rows
+    #[arg(long, value_name = "MODEL.json")]
+    model: Option<PathBuf>,
     /// Write JSON for machines instead of text
     #[arg(long)]
     json: bool,
@@ -31,7 +36,8 @@ pub(crate) struct EvaluateArgs {
 
 /// Runs `vtl select evaluate`.
 pub(super) fn run(args: &EvaluateArgs) -> Result<()> {
-    let report = Report::new(&rows::load(&args.rows)?)?;
+    let model = args.model.as_deref().map(super::model::read).transpose()?;
+    let report = Report::new(&rows::load(&args.rows)?, model)?;
     output::print(&if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
@@ -108,15 +114,34 @@ struct OfClass {
 #[derive(Debug, Serialize)]
 struct Report {
     rows: usize,
+    /// Rows that say nothing of a choice, as not every carrier was measured.
+    left_out: usize,
     links: usize,
-    folds: usize,
+    /// How many trees there are, each of the links that the other ones have not; `None`: one model of other rows.
+    folds: Option<usize>,
     tie: f64,
     scores: Vec<Score>,
     /// Of the trees with everything known, for each profile.
     profiles: Vec<Score>,
     classes: Vec<OfClass>,
-    /// Of the rows where the trees lose most: the link, profile, size, choice, label and regret.
-    worst: Vec<String>,
+    /// The rows where the trees lose most.
+    worst: Vec<Worst>,
+}
+
+/// A row where a choice loses much.
+#[derive(Debug, Serialize)]
+struct Worst {
+    link: String,
+    rtt_ms: Option<f64>,
+    rate_mbit: Option<f64>,
+    loss_percent: Option<f64>,
+    loss_burst: Option<f64>,
+    queue_packets: u32,
+    profile: Option<&'static str>,
+    bytes: Option<f64>,
+    chosen: &'static str,
+    best: &'static str,
+    regret: f64,
 }
 
 /// What is known when choosing.
@@ -137,7 +162,7 @@ fn held_out(
 ) -> Vec<usize> {
     let choose = |(row, fold): (&Row, &usize)| {
         let choice = selectors[*fold].choose(&view(&row.features));
-        let place = CLASSES.into_iter().position(|class| class == choice.class);
+        let place = CLASSES.into_iter().position(|class| class == choice);
         place.expect("a choice is one of the classes")
     };
     rows.iter().zip(folds).map(choose).collect()
@@ -160,21 +185,39 @@ fn folds(rows: &[Row]) -> Result<(Vec<usize>, usize)> {
     ))
 }
 
+/// For each row the fold of its link, how many links there are, and for each fold a tree of the others.
+fn trees(rows: &[Row]) -> Result<(Vec<usize>, usize, Vec<Selector>)> {
+    let (folds, links) = folds(rows)?;
+    let progress = Progress::new(FOLDS, "trees");
+    let mut selectors = Vec::new();
+    for fold in 0..FOLDS {
+        let others = rows.iter().zip(&folds).filter(|(_, f)| **f != fold);
+        let others: Vec<Row> = others.map(|(row, _)| row.clone()).collect();
+        let model = train::file(&train::model(&others)?);
+        selectors.push(Selector::from_json(model.as_bytes())?);
+        progress.add_one();
+    }
+    Ok((folds, links, selectors))
+}
+
 impl Report {
-    fn new(rows: &[Row]) -> Result<Self> {
+    /// Of a model, or of trees of all links but those that they choose for.
+    fn new(given: &[Row], model: Option<Selector>) -> Result<Self> {
         // A choice must have been measured to be judged.
-        let rows: Vec<Row> = (rows.iter())
-            .filter(|row| row.costs.iter().all(Option::is_some))
-            .cloned()
-            .collect();
-        let (folds, links) = folds(&rows)?;
-        let mut selectors = Vec::new();
-        for fold in 0..FOLDS {
-            let others = rows.iter().zip(&folds).filter(|(_, f)| **f != fold);
-            let others: Vec<Row> = others.map(|(row, _)| row.clone()).collect();
-            let model = train::file(&train::model(&others)?);
-            selectors.push(Selector::from_json(model.as_bytes())?);
-        }
+        let complete = given.iter().filter(|row| row.is_complete());
+        let rows: Vec<Row> = complete.cloned().collect();
+        ensure!(
+            !rows.is_empty(),
+            "there is no row of which all carriers were measured: rows of testbeds are for `vtl select compare`"
+        );
+        let is_given = model.is_some();
+        let (folds, links, selectors) = match model {
+            Some(model) => {
+                let links: BTreeSet<&str> = rows.iter().map(|row| row.link.as_str()).collect();
+                (vec![0; rows.len()], links.len(), vec![model])
+            }
+            None => trees(&rows)?,
+        };
         let by_tree = |rate, size| held_out(&rows, &selectors, &folds, |f| known(f, rate, size));
         let all: Vec<&Row> = rows.iter().collect();
         let score = |name: &str, choices: &[usize]| Score::new(name, &all, choices);
@@ -198,8 +241,9 @@ impl Report {
         });
         Ok(Self {
             rows: rows.len(),
+            left_out: given.len() - rows.len(),
             links,
-            folds: FOLDS,
+            folds: (!is_given).then_some(FOLDS),
             tie: TIE,
             scores,
             profiles: profiles.collect(),
@@ -209,12 +253,19 @@ impl Report {
     }
 
     fn text(&self) -> String {
+        let by = match self.folds {
+            Some(folds) => format!("each chosen by a tree of the other links ({folds} folds)"),
+            None => "chosen by the model".to_owned(),
+        };
+        let left_out = match self.left_out {
+            0 => String::new(),
+            n => format!(" {n} rows are left out, as not every carrier was measured."),
+        };
         let mut out = format!(
-            "{} cases on {} links, each chosen by a tree of the other links ({} folds). Right: at most {} % slower than the \
-             best. Behind tcp: more than\nthat slower than the default. Regret: how much longer the choice takes than the best, per cent.\n\n",
+            "{} cases on {} links, {by}.{left_out}\nRight: at most {} % slower than the best. Behind tcp: more than that slower than \
+             the default. Regret: how much\nlonger the choice takes than the best, per cent: mean to worst.\n\n",
             self.rows,
             self.links,
-            self.folds,
             self.tie * 100.0
         );
         for scores in [&self.scores, &self.profiles] {
@@ -263,8 +314,23 @@ impl Report {
             out.push('\n');
         }
         out += "\nWorst:\n";
-        for line in &self.worst {
-            let _ = writeln!(out, "  {line}");
+        for case in &self.worst {
+            let number = |x: Option<f64>| x.map_or("-".into(), |x| x.to_string());
+            let _ = writeln!(
+                out,
+                "  {}: {} ms, {} Mbit/s, {} %, bursts of {}, queue {}, {}, {} bytes: {} instead of {}, {:.0} % longer",
+                case.link,
+                number(case.rtt_ms),
+                number(case.rate_mbit),
+                number(case.loss_percent),
+                number(case.loss_burst),
+                case.queue_packets,
+                case.profile.unwrap_or("no profile"),
+                number(case.bytes),
+                case.chosen,
+                case.best,
+                case.regret * 100.0
+            );
         }
         out
     }
@@ -289,41 +355,37 @@ fn of_classes(labels: &[usize], chosen: &[usize]) -> Vec<OfClass> {
     CLASSES.into_iter().enumerate().map(of).collect()
 }
 
-/// The ten rows where choices lose most, in words.
-fn worst(rows: &[Row], chosen: &[usize]) -> Vec<String> {
+/// The ten rows where choices lose most.
+fn worst(rows: &[Row], chosen: &[usize]) -> Vec<Worst> {
     let mut all: Vec<(f64, &Row, usize)> = (rows.iter().zip(chosen))
         .filter_map(|(row, class)| Some((row.regret(*class)?, row, *class)))
         .collect();
     all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let words = |(regret, row, class): &(f64, &Row, usize)| {
-        let f = &row.features;
-        let number = |x: Option<f64>| x.map_or("-".into(), |x| x.to_string());
-        format!(
-            "{}: {} ms, {} Mbit/s, {} %, bursts of {}, queue {}, {}, {} bytes: {} instead of {}, {:.0} % longer",
-            row.link,
-            number(f.rtt_ms),
-            number(f.rate_mbit),
-            number(f.loss_percent),
-            number(f.loss_burst),
-            row.queue,
-            f.profile.map_or("no profile", Profile::name),
-            number(f.bytes),
-            CLASSES[*class],
-            CLASSES[row.best()],
-            regret * 100.0
-        )
+    let case = |(regret, row, class): &(f64, &Row, usize)| Worst {
+        link: row.link.clone(),
+        rtt_ms: row.features.rtt_ms,
+        rate_mbit: row.features.rate_mbit,
+        loss_percent: row.features.loss_percent,
+        loss_burst: row.features.loss_burst,
+        queue_packets: row.queue,
+        profile: row.features.profile.map(Profile::name),
+        bytes: row.features.bytes,
+        chosen: CLASSES[*class],
+        best: CLASSES[row.best()],
+        regret: *regret,
     };
-    all.iter().take(10).map(words).collect()
+    all.iter().take(10).map(case).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::select::rows::Origin;
 
     /// Twelve links on which loss decides between two carriers.
     fn rows() -> Vec<Row> {
         let row = |n: u32| Row {
-            origin: "sim".into(),
+            origin: Origin::Sim,
             link: format!("link-{:02}", n / 4),
             features: Features {
                 rtt_ms: Some(50.0 + f64::from(n)),
@@ -340,6 +402,7 @@ mod tests {
                 Some(110.0),
                 Some(400.0),
                 Some(400.0),
+                None,
             ],
         };
         (0..48).map(row).collect()
@@ -347,7 +410,7 @@ mod tests {
 
     #[test]
     fn report__a_tree_finds_what_decides() {
-        let report = Report::new(&rows()).unwrap();
+        let report = Report::new(&rows(), None).unwrap();
         let score = |name: &str| report.scores.iter().find(|s| s.choice == name).unwrap();
         let tree = score("tree");
         assert_eq!((tree.accuracy, tree.regret.worst_regret), (1.0, 0.0));
@@ -361,6 +424,19 @@ mod tests {
         assert_eq!(score("oracle (ties: the simplest)").accuracy, 1.0);
         assert_eq!(report.classes[0].rows, 24);
         assert!(report.text().contains("always tcp:bbr"));
+    }
+
+    #[test]
+    fn report__of_a_model_and_rows_that_are_not_complete() {
+        let mut rows = rows();
+        let model = train::file(&train::model(&rows).unwrap());
+        let model = || Some(Selector::from_json(model.as_bytes()).unwrap());
+        rows[0].costs[3] = None;
+        let report = Report::new(&rows[..8], model()).unwrap();
+        assert_eq!((report.rows, report.left_out, report.links), (7, 1, 2));
+        assert_eq!((report.folds, report.scores[0].accuracy), (None, 1.0));
+        assert!(report.text().contains(" 1 rows are left out"));
+        assert!(Report::new(&rows[..1], model()).is_err());
     }
 
     #[test]

@@ -1,23 +1,28 @@
-//! `vtl select measure`: a campaign in virtual time, in pieces that can be interrupted, resumed and merged.
+//! `vtl select measure`: a campaign, in pieces that can be interrupted, resumed and merged.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use vtl_core::select::{CLASSES, Features};
+use nix::fcntl::{Flock, FlockArg};
+use serde::Serialize;
+use vtl_cli::failure::Failure;
+use vtl_cli::output;
 use vtl_link::Link;
 
-use super::campaign::{self, LIMIT, LOADS, Load, Run};
-use super::rows::{self, Key, Row};
+use super::campaign::{self, Figure, LIMIT, LOADS, LinkId, Load, MAX_LINKS, MAX_SEED, Run};
+use super::progress::Progress;
+use super::rows::{self, CARRIERS, Key, Origin, Row};
 use super::simulate;
-
-/// Time between two lines of progress.
-const NEWS: Duration = Duration::from_secs(15);
+use super::testbed::{self, Testbeds};
+use crate::interrupt::{Interrupt, Interrupted};
 
 /// Arguments of `vtl select measure`.
 #[derive(Debug, Args)]
@@ -25,12 +30,24 @@ pub(crate) struct MeasureArgs {
     /// Append the rows to this file; what stands there is not measured again
     #[arg(value_name = "ROWS.csv")]
     rows: PathBuf,
-    /// How many links: 20 with names, the rest drawn by chance, always the same ones; seven cases on each
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    /// How many links: 20 with names and others drawn by chance, always the same ones; seven cases on each
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=MAX_LINKS))]
     links: u64,
+    /// Draw other links, and none with names: for cases that no training has seen
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=MAX_SEED))]
+    seed: u64,
     /// Measure one part of the links only; the files of all parts together are the campaign
-    #[arg(long, value_name = "K/N", default_value = "1/1")]
+    #[arg(long, value_name = "I/N", default_value = "1/1")]
     shard: Shard,
+    /// How many transfers are measured at the same time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    jobs: u64,
+    /// Measure by this host's kernel and daemons instead of in virtual time: files of at most 1 MiB, links of at most 50 Mbit/s (needs root)
+    #[arg(long)]
+    testbed: bool,
+    /// At the end, write how many rows there are as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// A part of a campaign.
@@ -60,108 +77,265 @@ impl Shard {
     }
 }
 
-/// Runs `vtl select measure`.
-pub(super) fn run(args: &MeasureArgs) -> Result<()> {
-    let (mut file, done) = open(&args.rows)?;
-    let all: Vec<u64> = (0..args.links).filter(|n| args.shard.has(*n)).collect();
-    let (start, mut news) = (Instant::now(), Instant::now());
-    let (mut measured, mut added) = (0, 0);
-    for (before, number) in all.iter().enumerate() {
-        let (name, link) = campaign::link(*number);
-        let lines = link_rows(*number, &name, &link, &done)?;
-        if lines.is_empty() {
-            continue;
-        }
-        // One call, so that an interrupt leaves at most one line incomplete, which the next start removes.
-        let written = file.write_all(lines.concat().as_bytes());
-        written.with_context(|| format!("{}", args.rows.display()))?;
-        measured += 1;
-        added += lines.len();
-        if news.elapsed() >= NEWS {
-            news = Instant::now();
-            let left = start.elapsed().as_secs() * (all.len() - before - 1) as u64 / measured;
-            eprintln!("{} of {} links, about {left} s left", before + 1, all.len());
-        }
-    }
-    let there = done.len();
-    eprintln!(
-        "{}: {there} rows were there, {added} added",
-        args.rows.display()
-    );
-    Ok(())
+/// What a run of the command came to.
+#[derive(Debug, Serialize)]
+struct Summary<'a> {
+    file: &'a Path,
+    /// Rows that were there.
+    found: usize,
+    /// Rows that were measured.
+    added: usize,
+    /// Transfers that were left out, or that failed: on testbeds only.
+    without: usize,
+    /// Whether all of the campaign, or of the shard, is there.
+    complete: bool,
 }
 
-/// Opens the file of rows at its end, after an incomplete line was removed, and tells which rows it has.
-fn open(path: &Path) -> Result<(File, HashSet<Key>)> {
+/// Runs `vtl select measure`.
+pub(super) fn run(args: &MeasureArgs) -> Result<()> {
+    if args.testbed && !nix::unistd::geteuid().is_root() {
+        return Err(Failure::permission(
+            "`vtl select measure --testbed` needs root, to make network namespaces and load eBPF: run it with sudo",
+        ));
+    }
+    let interrupt = Interrupt::catch()?;
+    let (file, found) = open(&args.rows)?;
+    let mut jobs = Vec::new();
+    for number in (0..args.links).filter(|number| args.shard.has(*number)) {
+        let seed = args.seed;
+        jobs.extend(LOADS.map(|load| Job::new(LinkId { seed, number }, load, args.testbed)));
+    }
+    jobs.retain(|job| job.is_wanted() && job.rows().any(|(row, _)| !found.contains(&row.key())));
+    let written = Written {
+        path: &args.rows,
+        file: Mutex::new(file),
+        added: AtomicUsize::new(0),
+        without: AtomicUsize::new(0),
+    };
+    let result = measure(args, &jobs, &found, &interrupt, &written);
+    let summary = Summary {
+        file: &args.rows,
+        found: found.len(),
+        added: written.added.into_inner(),
+        without: written.without.into_inner(),
+        complete: result.is_ok(),
+    };
+    if args.json {
+        output::print(&(serde_json::to_string(&summary)? + "\n"))?;
+    } else {
+        eprintln!(
+            "{}: {} rows were there, {} added{}",
+            args.rows.display(),
+            summary.found,
+            summary.added,
+            match summary.without {
+                0 => String::new(),
+                without => format!(", {without} transfers left out or failed"),
+            }
+        );
+    }
+    match result {
+        Err(error) if error.is::<Interrupted>() => {
+            Err(error.context("stopped; the same command measures the rest"))
+        }
+        result => result,
+    }
+}
+
+/// The file that rows are added to.
+struct Written<'a> {
+    path: &'a Path,
+    file: Mutex<Flock<File>>,
+    added: AtomicUsize,
+    without: AtomicUsize,
+}
+
+/// Has all jobs done, and the rows written as they come.
+fn measure(
+    args: &MeasureArgs,
+    jobs: &[Job],
+    found: &HashSet<Key>,
+    interrupt: &Interrupt,
+    written: &Written<'_>,
+) -> Result<()> {
+    let progress = Progress::new(jobs.len(), "transfers");
+    let next = AtomicUsize::new(0);
+    let failed = Interrupt::default();
+    let work = |worker: usize| -> Result<()> {
+        let testbeds = match args.testbed {
+            true => Some(Testbeds::new(worker, interrupt.clone())?),
+            false => None,
+        };
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            interrupt.check()?;
+            failed.check()?;
+            let lines = job.lines(found, testbeds.as_ref())?;
+            if lines.is_empty() {
+                written.without.fetch_add(1, Ordering::Relaxed);
+            }
+            // One call, so that a crash leaves at most one line incomplete, which the next start removes.
+            let mut file = written.file.lock().expect("nobody panics with it");
+            let done = file.write_all(lines.concat().as_bytes());
+            done.with_context(|| written.path.display().to_string())?;
+            written.added.fetch_add(lines.len(), Ordering::Relaxed);
+            progress.add_one();
+        }
+        Ok(())
+    };
+    let results: Vec<Result<()>> = thread::scope(|scope| {
+        let work = &work;
+        let failed = &failed;
+        let worker = move |worker| {
+            let result = work(worker);
+            if result.is_err() {
+                failed.set();
+            }
+            result
+        };
+        let workers: Vec<_> = (0..args.jobs as usize)
+            .map(|number| scope.spawn(move || worker(number)))
+            .collect();
+        let results = workers.into_iter().map(|worker| worker.join());
+        results
+            .map(|result| result.unwrap_or_else(|_| bail!("a thread panicked")))
+            .collect()
+    });
+    // What went wrong first; the others were told to stop.
+    let (stopped, errors): (Vec<_>, Vec<_>) =
+        (results.into_iter().filter_map(Result::err)).partition(|error| error.is::<Interrupted>());
+    errors.into_iter().chain(stopped).next().map_or(Ok(()), Err)
+}
+
+/// Opens and locks the file of rows, with its end after the last complete line, and tells which rows it has.
+fn open(path: &Path) -> Result<(Flock<File>, HashSet<Key>)> {
+    let name = || path.display().to_string();
+    // Not truncated: what is there stays.
+    let mut options = OpenOptions::new();
+    let file = options
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(name)?;
+    let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| {
+        anyhow::anyhow!(
+            "{}: another `vtl select measure` writes this file: give each shard its own",
+            path.display()
+        )
+    })?;
     let text = rows::read(path)?.unwrap_or_default();
     let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    let done = match whole {
+    let found = match whole {
         0 => Vec::new(),
-        _ => rows::parse(&text[..whole]).with_context(|| format!("{}", path.display()))?,
+        _ => rows::parse(&text[..whole]).with_context(name)?,
     };
     ensure!(
         whole > 0 || text.is_empty() || rows::header().starts_with(&text),
         "{}: this is no file of rows, and would be overwritten: name another one",
         path.display()
     );
-    let open = || -> std::io::Result<File> {
-        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        file.set_len(whole as u64)?;
-        if whole == 0 {
-            file.write_all(rows::header().as_bytes())?;
-        }
-        Ok(file)
-    };
-    let file = open().with_context(|| format!("{}", path.display()))?;
-    Ok((file, done.iter().map(Row::key).collect()))
+    file.set_len(whole as u64).with_context(name)?;
+    if whole == 0 {
+        let written = file.write_all(rows::header().as_bytes());
+        written.with_context(name)?;
+    }
+    Ok((file, found.iter().map(Row::key).collect()))
 }
 
-/// Measures what is missing on a link.
-fn link_rows(number: u64, name: &str, link: &Link, done: &HashSet<Key>) -> Result<Vec<String>> {
-    let mut lines = Vec::new();
-    for load in LOADS {
-        let row = |profile| Row {
-            origin: "sim".into(),
-            link: name.into(),
-            features: Features {
-                rtt_ms: Some(campaign::rtt_ms(link)),
-                rate_mbit: Some(link.rate_mbit),
-                loss_percent: Some(link.loss_down()),
-                loss_burst: campaign::burst(link),
-                profile: Some(profile),
-                bytes: load.bytes().map(|bytes| bytes as f64),
+/// A load on a link, to be measured.
+struct Job {
+    id: LinkId,
+    link: Link,
+    load: Load,
+    origin: Origin,
+}
+
+impl Job {
+    fn new(id: LinkId, load: Load, testbed: bool) -> Self {
+        Self {
+            id,
+            link: id.link(),
+            load,
+            origin: match testbed {
+                true => Origin::Testbed,
+                false => Origin::Sim,
             },
-            queue: link.queue_limit(),
-            costs: [None; CLASSES.len()],
-        };
-        let mut missing: Vec<_> = (load.figures().iter())
-            .map(|(profile, figure)| (row(*profile), figure))
-            .filter(|(row, _)| !done.contains(&row.key()))
-            .collect();
-        if missing.is_empty() {
-            continue;
         }
-        for (class, carrier) in CLASSES.into_iter().enumerate() {
-            let costs = costs(number, link, load, carrier)
-                .with_context(|| format!("{name}, {carrier}, {load:?}"))?;
+    }
+
+    /// Whether it is measured at all.
+    fn is_wanted(&self) -> bool {
+        self.origin == Origin::Sim
+            || self.link.rate_mbit <= testbed::MAX_RATE_MBIT
+                && self.load.bytes().is_some_and(|b| b <= testbed::MAX_BYTES)
+    }
+
+    /// The rows that come of it, without figures, and what their figures are.
+    fn rows(&self) -> impl Iterator<Item = (Row, Figure)> {
+        self.load.figures().iter().map(|(profile, figure)| {
+            let row = Row {
+                origin: self.origin,
+                link: self.id.name(),
+                features: campaign::features(&self.link, *profile, self.load.bytes()),
+                queue: self.link.queue_limit(),
+                costs: [None; CARRIERS.len()],
+            };
+            (row, *figure)
+        })
+    }
+
+    /// Measures, and gives the lines of the rows that were not found. None where the load takes too long, or too little of
+    /// it could be measured.
+    fn lines(&self, found: &HashSet<Key>, testbeds: Option<&Testbeds>) -> Result<Vec<String>> {
+        let mut missing: Vec<_> = (self.rows())
+            .filter(|(row, _)| !found.contains(&row.key()))
+            .collect();
+        if testbeds.is_some() && self.is_too_long()? {
+            return Ok(Vec::new());
+        }
+        for (place, carrier) in CARRIERS.into_iter().enumerate() {
+            let costs = match testbeds {
+                Some(testbeds) => testbeds.costs(self.id, &self.link, self.load, carrier),
+                None => costs(self.id, &self.link, self.load, carrier),
+            };
+            let costs =
+                costs.with_context(|| format!("{}, {carrier}, {:?}", self.id.name(), self.load))?;
             for (row, figure) in &mut missing {
-                row.costs[class] = costs.as_deref().map(|c| campaign::round(figure.of(c)));
+                row.costs[place] = costs.as_deref().map(|c| campaign::round(figure.of(c)));
             }
         }
-        lines.extend(missing.iter().map(|(row, _)| row.line()));
+        let lines = missing.iter().map(|(row, _)| row);
+        Ok(lines
+            .filter(|row| row.is_measured())
+            .map(Row::line)
+            .collect())
     }
-    Ok(lines)
+
+    /// Whether it takes too long for a testbed.
+    fn is_too_long(&self) -> Result<bool> {
+        for carrier in ["tcp", "tcp:bbr"] {
+            let costs = costs(self.id, &self.link, self.load, carrier)?.unwrap_or_default();
+            if Figure::Mean.of(&costs) > testbed::MAX_MS {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
-/// What each run of a load takes by a carrier, ms; `None` if the simulator does not have it.
-fn costs(number: u64, link: &Link, load: Load, carrier: &str) -> Result<Option<Vec<f64>>> {
+/// What each run of a load takes by a carrier in virtual time, ms; `None` if the simulator does not have it.
+pub(super) fn costs(
+    id: LinkId,
+    link: &Link,
+    load: Load,
+    carrier: &str,
+) -> Result<Option<Vec<f64>>> {
     let Some(sending) = campaign::sending(carrier) else {
         return Ok(None);
     };
-    let traffic = load.traffic(link, number);
+    let traffic = load.traffic(id, link);
     let cost = |run: u64| {
         let link = Link {
-            seed: (number << 16) + run,
+            seed: id.run_seed(run),
             ..link.clone()
         };
         let read = simulate::run(&link, sending, traffic, LIMIT)?;
@@ -200,7 +374,11 @@ mod tests {
         let args = |name: &str, shard: &str| MeasureArgs {
             rows: dir.join(name),
             links: 2,
+            seed: 0,
             shard: shard.parse().unwrap(),
+            jobs: 1,
+            testbed: false,
+            json: false,
         };
         let whole = args("whole.csv", "1/2");
         run(&whole).unwrap();

@@ -1,14 +1,19 @@
-//! `vtl select measure`, `train` and `evaluate`: the part of VTL's choice that is done beforehand. `docs/select.md`.
+//! `vtl select`: the part of VTL's choice that is done beforehand. `docs/select.md`.
 //!
-//! - [`campaign`]: what is measured; [`simulate`]: one transfer in virtual time; [`measure`]: carries a campaign out;
+//! - [`campaign`]: what is measured; [`simulate`]: one transfer in virtual time; [`testbed`]: some by real kernels;
+//!   [`measure`]: carries a campaign out; [`progress`]: how far it is;
 //! - [`rows`]: what was measured, as CSV;
-//! - [`train`]: a tree of the rows; [`evaluate`]: how well trees choose on links that they have not seen.
+//! - [`train`]: a tree of the rows; [`evaluate`]: how well trees choose on links that they have not seen;
+//! - [`model`]: model files.
 
 mod campaign;
 mod evaluate;
 mod measure;
+mod model;
+mod progress;
 mod rows;
 mod simulate;
+mod testbed;
 mod train;
 
 use clap::Subcommand;
@@ -20,19 +25,24 @@ use self::train::TrainArgs;
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SelectCommand {
-    /// Measure, in virtual time, what transfers take by each carrier over many links
+    /// Measure what transfers take by each carrier over many links: in virtual time, or by real kernels
     #[command(after_help = "Examples:\n  \
-        vtl select measure bench/select/rows.csv             all rows; again, after an interrupt: the rest\n  \
-        vtl select measure part2.csv --links 10000 --shard 2/8   a part of a larger campaign")]
+        vtl select measure rows.csv                              all; again, after an interrupt: the rest\n  \
+        vtl select measure part2.csv --links 10000 --shard 2/8   a part of a larger campaign\n  \
+        vtl select measure test.csv --links 300 --seed 1         links that no training has seen\n  \
+        sudo vtl select measure testbed.csv --testbed --jobs 4   for `vtl select compare`\n\n\
+        Rows are written as they come: an interrupt loses none but those that are being measured.")]
     Measure(MeasureArgs),
     /// Learn from measured rows to choose: a decision tree
     #[command(after_help = "Examples:\n  \
-        vtl select train bench/select/rows.csv                       draws the tree\n  \
-        vtl select train part*.csv --output model.json               of all shards, for the program\n\n\
+        vtl select train rows.csv                            draws the tree\n  \
+        vtl select train part*.csv --output model.json       of all shards, for `--model`\n\n\
         The same rows give the same file, byte for byte.")]
     Train(TrainArgs),
     /// Say how well trees choose on links that they were not trained with, and what a wrong choice costs
-    #[command(after_help = "Example: vtl select evaluate bench/select/rows.csv")]
+    #[command(after_help = "Examples:\n  \
+        vtl select evaluate rows.csv                         trees of two thirds of the links each, on the rest\n  \
+        vtl select evaluate test.csv --model model.json      a model, on rows that it was not trained with")]
     Evaluate(EvaluateArgs),
 }
 

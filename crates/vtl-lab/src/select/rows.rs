@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Features, TIE};
 
-/// The most bytes of a file of rows.
-const MAX_FILE: u64 = 64 << 20;
-/// The columns before those of the classes, each of which has what its carrier took, ms.
+/// The most bytes of a file of rows: about two million.
+const MAX_FILE: u64 = 256 << 20;
+/// What is measured: first [`CLASSES`], which can be chosen, then what is only looked at, on testbeds.
+pub(super) const CARRIERS: [&str; CLASSES.len() + 1] = [
+    CLASSES[0], CLASSES[1], CLASSES[2], CLASSES[3], CLASSES[4], "tcp:reno",
+];
+/// The columns before those of the carriers, each of which has what its carrier took, ms.
 const COLUMNS: [&str; 9] = [
     "origin",
     "link",
@@ -23,22 +28,49 @@ const COLUMNS: [&str; 9] = [
     "profile",
     "size [bytes]",
 ];
-/// The column behind those of the classes: the label, which follows from them.
+/// The column behind those of the carriers: the label, which follows from them.
 const BEST: &str = "best";
+
+/// What a path can have: round-trip time in ms, rate in Mbit/s, loss in per cent, packets that are lost together.
+pub(super) const RTT_MS: RangeInclusive<f64> = 1e-3..=1e5;
+pub(super) const RATE_MBIT: RangeInclusive<f64> = 1e-3..=1e6;
+pub(super) const LOSS_PERCENT: RangeInclusive<f64> = 0.0..=100.0;
+pub(super) const BURST_PACKETS: RangeInclusive<f64> = 1.0..=1e6;
 
 /// A case.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Where it was measured: `sim`, or `kernel`.
-    pub(super) origin: String,
+    /// How it was measured.
+    pub(super) origin: Origin,
     /// The link's name. Cases of one link are held out together.
     pub(super) link: String,
     /// What a choice is made by.
     pub(super) features: Features,
     /// The link's queue, which nobody knows beforehand.
     pub(super) queue: u32,
-    /// What each of [`CLASSES`] took, ms; `None` if it was not measured.
-    pub(super) costs: [Option<f64>; CLASSES.len()],
+    /// What each of [`CARRIERS`] took, ms; `None` if it was not measured.
+    pub(super) costs: [Option<f64>; CARRIERS.len()],
+}
+
+/// How a case was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// In virtual time, by the grafts' own code and models of TCP.
+    Sim,
+    /// By real kernels, in `vtl testbed`.
+    Testbed,
+}
+
+impl Origin {
+    const ALL: [Self; 2] = [Self::Sim, Self::Testbed];
+
+    /// The name in files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sim => "sim",
+            Self::Testbed => "testbed",
+        }
+    }
 }
 
 /// What tells a case from others: link, profile and size.
@@ -51,10 +83,20 @@ impl Row {
         (self.link.clone(), profile, bytes)
     }
 
-    /// What the best carrier took.
+    /// What the best of [`CLASSES`] took.
     pub(super) fn least(&self) -> f64 {
-        let costs = self.costs.iter().flatten();
+        let costs = self.costs[..CLASSES.len()].iter().flatten();
         costs.copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Whether each of [`CLASSES`] was measured.
+    pub(super) fn is_complete(&self) -> bool {
+        self.costs[..CLASSES.len()].iter().all(Option::is_some)
+    }
+
+    /// Whether a choice can be seen in it: two of [`CLASSES`] were measured.
+    pub(super) fn is_measured(&self) -> bool {
+        self.costs[..CLASSES.len()].iter().flatten().count() >= 2
     }
 
     /// How much longer a class takes than the best, as a share; `None` if it was not measured.
@@ -74,7 +116,7 @@ impl Row {
         let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
         let features = &self.features;
         let mut fields = vec![
-            self.origin.clone(),
+            self.origin.name().to_owned(),
             self.link.clone(),
             number(features.rtt_ms),
             number(features.rate_mbit),
@@ -90,45 +132,49 @@ impl Row {
     }
 
     fn parse(record: &csv::StringRecord) -> Result<Self> {
-        let number = |place: usize| -> Result<Option<f64>> {
-            let field = &record[place];
-            if field.is_empty() {
-                return Ok(None);
-            }
-            let number = field.parse::<f64>().ok();
-            let number = number.filter(|x| (0.0..=1e12).contains(x));
-            match number {
-                Some(number) => Ok(Some(number)),
-                None => bail!("\"{}\" is no number from 0 to 1e12", field.escape_debug()),
-            }
-        };
-        let known = |place: usize| -> Result<Option<f64>> {
-            let number = number(place)?;
-            ensure!(number.is_some(), "\"{}\" is missing", COLUMNS[place]);
-            Ok(number)
-        };
-        let mut costs = [None; CLASSES.len()];
-        for (class, cost) in costs.iter_mut().enumerate() {
-            *cost = number(COLUMNS.len() + class)?;
-            let name = CLASSES[class];
+        let mut costs = [None; CARRIERS.len()];
+        for (carrier, cost) in costs.iter_mut().enumerate() {
+            *cost = number(record, COLUMNS.len() + carrier, CARRIERS[carrier])?;
+            let name = CARRIERS[carrier];
             ensure!(*cost != Some(0.0), "{name} took no time at all");
         }
-        ensure!(costs.iter().any(Option::is_some), "no carrier was measured");
+        ensure!(
+            costs[..CLASSES.len()].iter().any(Option::is_some),
+            "no carrier was measured that can be chosen"
+        );
+        let within = |place: usize, range: RangeInclusive<f64>| -> Result<Option<f64>> {
+            let (name, value) = (COLUMNS[place], number(record, place, COLUMNS[place])?);
+            let (min, max) = (range.start(), range.end());
+            if let Some(x) = value {
+                ensure!(
+                    range.contains(&x),
+                    "{name} is {x}, and must be {min} to {max}"
+                );
+            }
+            Ok(value)
+        };
+        let known = |place: usize, range: RangeInclusive<f64>| -> Result<f64> {
+            within(place, range)?.with_context(|| format!("\"{}\" is missing", COLUMNS[place]))
+        };
+        let origin = Origin::ALL.into_iter().find(|o| o.name() == &record[0]);
         let row = Self {
-            origin: record[0].to_owned(),
+            origin: origin.with_context(|| {
+                let told = record[0].escape_debug();
+                format!("origin is \"{told}\", and must be sim or testbed")
+            })?,
             link: record[1].to_owned(),
             features: Features {
-                rtt_ms: known(2)?,
-                rate_mbit: known(3)?,
-                loss_percent: known(4)?,
-                loss_burst: number(5)?,
+                rtt_ms: Some(known(2, RTT_MS)?),
+                rate_mbit: Some(known(3, RATE_MBIT)?),
+                loss_percent: Some(known(4, LOSS_PERCENT)?),
+                loss_burst: within(5, BURST_PACKETS)?,
                 profile: match &record[7] {
                     "" => None,
                     name => Some(name.parse().map_err(anyhow::Error::msg)?),
                 },
-                bytes: number(8)?,
+                bytes: within(8, 0.0..=1e15)?,
             },
-            queue: known(6)?.map_or(0, |packets| packets as u32),
+            queue: known(6, 0.0..=f64::from(u32::MAX))? as u32,
             costs,
         };
         let (told, best) = (&record[record.len() - 1], CLASSES[row.best()]);
@@ -141,9 +187,26 @@ impl Row {
     }
 }
 
+/// A field's number; `None` if it is empty.
+fn number(record: &csv::StringRecord, place: usize, name: &str) -> Result<Option<f64>> {
+    let field = &record[place];
+    if field.is_empty() {
+        return Ok(None);
+    }
+    let number = field.parse::<f64>().ok();
+    let number = number.filter(|x| (0.0..=1e15).contains(x));
+    let complain = || {
+        format!(
+            "{name} is \"{}\": no number from 0 to 1e15",
+            field.escape_debug()
+        )
+    };
+    number.with_context(complain).map(Some)
+}
+
 /// The file's first line, with its end.
 pub(super) fn header() -> String {
-    let columns: Vec<&str> = COLUMNS.into_iter().chain(CLASSES).chain([BEST]).collect();
+    let columns: Vec<&str> = COLUMNS.into_iter().chain(CARRIERS).chain([BEST]).collect();
     columns.join(",") + "\n"
 }
 
@@ -224,7 +287,7 @@ mod tests {
 
     fn row() -> Row {
         Row {
-            origin: "sim".into(),
+            origin: Origin::Sim,
             link: "random-7".into(),
             features: Features {
                 rtt_ms: Some(100.0),
@@ -235,7 +298,14 @@ mod tests {
                 bytes: Some(65536.0),
             },
             queue: 64,
-            costs: [Some(102.0), Some(100.0), None, Some(300.5), Some(99.1)],
+            costs: [
+                Some(102.0),
+                Some(100.0),
+                None,
+                Some(300.5),
+                Some(99.1),
+                Some(1.0),
+            ],
         }
     }
 
@@ -248,9 +318,9 @@ mod tests {
     #[test]
     fn best__of_those_that_tie_is_the_simplest() {
         for (costs, best, regret) in [
-            ([102.9, 100.0, 100.0, 100.0, 100.0], 0, 0.029),
-            ([104.0, 102.0, 100.0, 100.0, 100.0], 1, 0.04),
-            ([104.0, 104.0, 104.0, 104.0, 100.0], 4, 0.04),
+            ([102.9, 100.0, 100.0, 100.0, 100.0, 1.0], 0, 0.029),
+            ([104.0, 102.0, 100.0, 100.0, 100.0, 1.0], 1, 0.04),
+            ([104.0, 104.0, 104.0, 104.0, 100.0, 1.0], 4, 0.04),
         ] {
             let row = Row {
                 costs: costs.map(Some),
@@ -273,6 +343,10 @@ mod tests {
             (line.replace(",102,", ",0,"), "no time"),
             (line.replace(",tcp\n", ",tcp:bbr\n"), "by the figures"),
             (line.replace(",64,", ","), "fields"),
+            (line.replace("sim,", "dream,"), "must be sim or testbed"),
+            (line.replace(",100,12.5", ",0,12.5"), "rtt [ms] is 0"),
+            (line.replace("12.5,0,", "12.5,101,"), "must be 0 to 100"),
+            (line.replace("65536", "1e16"), "size [bytes] is \"1e16\""),
         ] {
             let error = parse(&(header() + &bad)).unwrap_err();
             assert!(format!("{error:#}").contains(why), "{bad}: {error:#}");

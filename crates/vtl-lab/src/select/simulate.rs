@@ -33,7 +33,7 @@ pub(super) enum Sending {
 pub(super) struct Traffic {
     /// Packets in all.
     pub(super) packets: u64,
-    /// Time between two packets; 0: all are there at once.
+    /// Time between two packets, ns; 0: all are there at once.
     pub(super) every: Nanos,
 }
 

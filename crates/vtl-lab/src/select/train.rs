@@ -20,6 +20,7 @@ const CAP: f64 = 1.5;
 const WHOLE: f64 = 0.8;
 /// The least weight of a case that the library takes.
 const MIN_WEIGHT: f64 = 1e-3;
+
 /// Arguments of `vtl select train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
@@ -29,6 +30,9 @@ pub(crate) struct TrainArgs {
     /// Write the model into this file, as JSON; otherwise the tree is drawn
     #[arg(long, value_name = "MODEL.json")]
     output: Option<PathBuf>,
+    /// Write the model to standard output, as JSON
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
 }
 
 /// Runs `vtl select train`.
@@ -39,6 +43,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         Some(path) => {
             fs::write(path, file(&model)).with_context(|| format!("{}", path.display()))?;
         }
+        None if args.json => output::print(&file(&model))?,
         None => output::print(&model.to_string())?,
     }
     Ok(())
@@ -117,6 +122,7 @@ fn cases(row: &Row) -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::select::rows::Origin;
 
     const ROWS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/select/rows.csv");
 
@@ -134,14 +140,21 @@ mod tests {
     #[test]
     fn cases__weigh_what_is_won() {
         let row = Row {
-            origin: "sim".into(),
+            origin: Origin::Sim,
             link: "a".into(),
             features: Features {
                 rate_mbit: Some(1.0),
                 ..Features::default()
             },
             queue: 64,
-            costs: [Some(102.0), Some(137.5), Some(100.0), Some(900.0), None],
+            costs: [
+                Some(102.0),
+                Some(137.5),
+                Some(100.0),
+                Some(900.0),
+                None,
+                None,
+            ],
         };
         let cases = cases(&row);
         let weight = |class| -> f64 {
