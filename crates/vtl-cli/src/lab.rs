@@ -26,7 +26,7 @@ pub const SELECT: &str =
     "Measure which carrier suits which path and application, and learn to choose";
 
 /// The commands of `vtl select` that the program has.
-const SELECT_COMMANDS: [&str; 3] = ["measure", "train", "evaluate"];
+const SELECT_COMMANDS: [&str; 5] = ["explain", "measure", "train", "evaluate", "compare"];
 
 /// Arguments that are not looked at here, `--help` among them.
 #[derive(Debug, Args)]
@@ -132,7 +132,7 @@ mod tests {
             ("select evaluate", true),
             ("select train x", true),
             ("select status", false),
-            ("select explain", false),
+            ("select explain", true),
         ] {
             let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
             assert_eq!(has(&words[0], &words[1..]), expected, "{words:?}");

@@ -27,6 +27,31 @@ pub fn mbit_per_second(text: &str) -> Result<f64, String> {
     figure.ok_or_else(|| "expected Mbit/s, such as 100 or 100Mbit".into())
 }
 
+/// Parses a number of bytes, at least one: `65536`, `64KiB` or `1.5MB`.
+///
+/// # Errors
+/// One sentence that says what is expected.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 7] = [
+        ("kib", 1024.0),
+        ("mib", 1048576.0),
+        ("gib", 1073741824.0),
+        ("kb", 1e3),
+        ("mb", 1e6),
+        ("gb", 1e9),
+        ("b", 1.0),
+    ];
+    let small = text.trim().to_ascii_lowercase();
+    let unit = UNITS.iter().find(|(unit, _)| small.ends_with(unit));
+    let bytes = figure(text, unit.map(|(unit, _)| *unit).as_slice())
+        .map(|figure| (figure * unit.map_or(1.0, |(_, factor)| *factor)).round())
+        .filter(|bytes| (1.0..=1e15).contains(bytes));
+    bytes.map_or_else(
+        || Err("expected bytes, such as 65536, 64KiB or 1.5MB".into()),
+        |bytes| Ok(bytes as u64),
+    )
+}
+
 /// A finite number, perhaps with one of `units` behind it.
 fn figure(text: &str, units: &[&str]) -> Option<f64> {
     let text = text.trim().to_ascii_lowercase();
@@ -49,6 +74,24 @@ mod tests {
         }
         for text in ["100", "100Mbit", "100mbit", "100 Mbit/s"] {
             assert_eq!(mbit_per_second(text), Ok(100.0), "{text}");
+        }
+    }
+
+    #[test]
+    fn bytes__with_or_without_a_unit() {
+        for (text, expected) in [
+            ("65536", 65536),
+            ("64KiB", 65536),
+            ("64 kib", 65536),
+            ("1.5MB", 1_500_000),
+            ("1GiB", 1 << 30),
+            ("9b", 9),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in ["", "0", "-1", "1 Mbit", "1TiB", "kb", "nan", "1e300", "0.2"] {
+            let message = bytes(text).expect_err(text);
+            assert!(message.starts_with("expected bytes"), "{text}");
         }
     }
 

@@ -4,10 +4,13 @@
 //!   [`measure`]: carries a campaign out; [`progress`]: how far it is;
 //! - [`rows`]: what was measured, as CSV;
 //! - [`train`]: a tree of the rows; [`evaluate`]: how well trees choose on links that they have not seen;
-//! - [`model`]: model files.
+//! - [`compare`]: how far virtual time agrees with real kernels;
+//! - [`explain`]: one choice, in words; [`model`]: the file that it may be by.
 
 mod campaign;
+mod compare;
 mod evaluate;
+mod explain;
 mod measure;
 mod model;
 mod progress;
@@ -18,13 +21,21 @@ mod train;
 
 use clap::Subcommand;
 
+use self::compare::CompareArgs;
 use self::evaluate::EvaluateArgs;
+use self::explain::ExplainArgs;
 use self::measure::MeasureArgs;
 use self::train::TrainArgs;
 
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SelectCommand {
+    /// Say what VTL would choose for a path and an application, why, and what each carrier would take
+    #[command(after_help = "Examples:\n  \
+        vtl select explain --rtt 600 --loss 2 --rate 10 --profile loss-sensitive --size 1MiB\n  \
+        vtl select explain --rtt 20 --loss 0 --profile time-sensitive      without what is unknown\n\n\
+        docs/select.md says how the choice is learned. Nothing is chosen by it yet.")]
+    Explain(ExplainArgs),
     /// Measure what transfers take by each carrier over many links: in virtual time, or by real kernels
     #[command(after_help = "Examples:\n  \
         vtl select measure rows.csv                              all; again, after an interrupt: the rest\n  \
@@ -44,13 +55,19 @@ pub(crate) enum SelectCommand {
         vtl select evaluate rows.csv                         trees of two thirds of the links each, on the rest\n  \
         vtl select evaluate test.csv --model model.json      a model, on rows that it was not trained with")]
     Evaluate(EvaluateArgs),
+    /// Say how far virtual time agrees with what was measured by real kernels
+    #[command(after_help = "Example: vtl select compare testbed.csv\n\n\
+        The testbed's cases are simulated again, with the same losses on average.")]
+    Compare(CompareArgs),
 }
 
 /// Runs a subcommand of `vtl select`.
 pub(crate) fn run(command: &SelectCommand) -> anyhow::Result<()> {
     match command {
+        SelectCommand::Explain(args) => explain::run(args),
         SelectCommand::Measure(args) => measure::run(args),
         SelectCommand::Train(args) => train::run(args),
         SelectCommand::Evaluate(args) => evaluate::run(args),
+        SelectCommand::Compare(args) => compare::run(args),
     }
 }
