@@ -5,11 +5,10 @@ use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
 use vtl_proto::intf;
 
 use crate::{
-    app::{Lengths, Pace, Pattern, Promise, Reader, Writer},
-    ffi,
-    host::{FrameBuffer, Host, SessionConfig, UPTIME},
+    host::SessionConfig,
     models::{Model, SEGMENT, Sender},
-    sim::{HONEST, MS},
+    pair::Pair,
+    sim::MS,
 };
 
 /// Sender of a flow.
@@ -163,44 +162,15 @@ impl Frame for Packet {
     }
 }
 
-struct Session {
-    hosts: [Host; 2],
-    writer: Writer,
-    reader: Reader,
-    wake: [Nanos; 2],
-}
-
-impl Session {
-    fn new(flow: &Flow, contest: &Contest, seed: u64) -> Self {
-        let config = SessionConfig {
-            slots: contest.slots,
-            rtt_us: (contest.link.rtt_ms * 1000.0) as u32,
-            ..Default::default()
-        };
-        let host = |side| {
-            let mut host = Host::new();
-            host.open(HONEST, side, &config);
-            host
-        };
-        let pattern = || Pattern::new(seed, Lengths::Full, config.max_payload);
-        Self {
-            hosts: [host(0), host(1)],
-            writer: Writer::new(pattern(), flow.packets),
-            reader: Reader::new(pattern(), Pace::AtOnce, Promise::Everything, seed),
-            wake: [flow.start, Nanos::MAX],
-        }
-    }
-}
-
 enum Party {
-    Vtl(Box<Session>),
+    Vtl(Box<Pair>),
     Tcp(Box<Sender>),
 }
 
 impl Party {
     fn delivered(&self) -> u64 {
         match self {
-            Self::Vtl(s) => s.reader.packets(),
+            Self::Vtl(pair) => pair.read(),
             Self::Tcp(t) => t.delivered,
         }
     }
@@ -216,7 +186,6 @@ struct Run<'a> {
     /// such packets.
     emptied: Nanos,
     standing: Nanos,
-    buffer: FrameBuffer,
     now: Nanos,
     watch: &'a mut dyn FnMut(Nanos, usize, &intf::vtl_tx),
 }
@@ -249,7 +218,14 @@ impl Contest {
     pub fn run_watched(&self, watch: &mut dyn FnMut(Nanos, usize, &intf::vtl_tx)) -> Shares {
         let params = [Params::down(&self.link), Params::up(&self.link)];
         let party = |(i, flow): (usize, &Flow)| match flow.kind {
-            Kind::Vtl => Party::Vtl(Box::new(Session::new(flow, self, i as u64))),
+            Kind::Vtl => {
+                let config = SessionConfig {
+                    slots: self.slots,
+                    rtt_us: (self.link.rtt_ms * 1000.0) as u32,
+                    ..Default::default()
+                };
+                Party::Vtl(Box::new(Pair::new(&config, flow.start, i as u64)))
+            }
             Kind::Tcp(model) => {
                 let seed = self.link.seed.wrapping_add(i as u64);
                 Party::Tcp(Box::new(Sender::new(model, flow.packets, seed)))
@@ -263,7 +239,6 @@ impl Contest {
             queueing: Vec::new(),
             emptied: 0,
             standing: 0,
-            buffer: [0; ffi::VTL_NATIVE_FRAME as usize],
             now: 0,
             watch,
         }
@@ -353,13 +328,11 @@ impl Run<'_> {
 
     fn arrive(&mut self, at: usize, packet: Packet) {
         match (packet.load, &mut self.parties[packet.flow]) {
-            (Load::Vtl(bytes), Party::Vtl(session)) => {
-                let host = &mut session.hosts[at];
-                if let Some(length) = host.ingress(UPTIME + self.now, &bytes, &mut self.buffer) {
-                    let answer = self.buffer[..length].to_vec();
+            (Load::Vtl(bytes), Party::Vtl(pair)) => {
+                if let Some(answer) = pair.arrive(at, &bytes, self.now) {
                     self.push(at, packet.flow, Load::Vtl(answer));
                 } else if at == 0 {
-                    (self.watch)(self.now, packet.flow, &host.session(HONEST).tx);
+                    (self.watch)(self.now, packet.flow, pair.sender());
                 }
             }
             (Load::Segment(id), _) => self.push(1, packet.flow, Load::Acknowledgement(id)),
@@ -392,48 +365,16 @@ impl Run<'_> {
     fn session(&mut self, i: usize) -> Nanos {
         let now = self.now;
         let (written, more) = self.contest.flows[i].written(now);
-        let Party::Vtl(session) = &mut self.parties[i] else {
+        let Party::Vtl(pair) = &mut self.parties[i] else {
             return Nanos::MAX;
         };
-        let [sender, receiver] = &mut session.hosts;
-        if sender.events(HONEST) & intf::VTL_EV_SEND != 0 {
-            session.wake[0] = now;
-        }
-        if receiver.events(HONEST) & intf::VTL_EV_RECV != 0 {
-            session.reader.wake(now);
-        }
-        session.writer.set_end(written);
-        if session.writer.run(sender, HONEST) {
-            session.wake[0] = now;
-        }
-        if session.reader.due <= now {
-            let kick = session
-                .reader
-                .run(receiver, HONEST, now)
-                .unwrap_or_else(|seq| panic!("flow {i}: wrong packet {seq} at {} ms", now / MS));
-            if kick {
-                receiver.session_mut(HONEST).rx.ack_now = 1;
-                session.wake[1] = now;
-            }
-        }
         let mut made = Vec::new();
-        for (side, host) in session.hosts.iter_mut().enumerate() {
-            let mut dry = 0;
-            while session.wake[side] <= now {
-                if let Some(length) = host.egress(HONEST, UPTIME + now, &mut self.buffer) {
-                    made.push((side, self.buffer[..length].to_vec()));
-                } else {
-                    session.wake[side] = host.wake(HONEST);
-                    dry += 1;
-                    assert!(dry < 100, "flow {i} spins at {} ms", now / MS);
-                }
-            }
-        }
-        let due = session.wake[0].min(session.wake[1]).min(session.reader.due);
-        let due = due.min(more);
+        let due = pair
+            .run(written, now, |side, bytes| made.push((side, bytes)))
+            .unwrap_or_else(|fault| panic!("flow {i}: {fault}, at {} ms", now / MS));
         for (side, bytes) in made {
             self.push(side, i, Load::Vtl(bytes));
         }
-        due
+        due.min(more)
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! - [`host`]: one host's data plane, packets in and out;
 //! - [`sim`]: two hosts on the link model of `vtl-link`, in virtual time;
+//! - [`pair`]: one session of them, whose frames somebody else moves;
 //! - [`contest`]: flows that share a bottleneck, with [`models`] of TCP;
 //! - [`hostile`]: misbehaving applications and peers;
 //! - [`report`]: the table of results;
@@ -16,6 +17,7 @@ pub mod contest;
 pub mod host;
 pub mod hostile;
 pub mod models;
+pub mod pair;
 pub mod report;
 mod scenario;
 pub mod sim;

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use vtl_cli::output;
 use vtl_core::select::CLASSES;
 
 use super::campaign::{self, Figure, LOADS, LinkId, Load};
@@ -34,12 +33,7 @@ pub(crate) struct CompareArgs {
 /// Runs `vtl select compare`.
 pub(super) fn run(args: &CompareArgs) -> Result<()> {
     let report = Report::new(&rows::load(&args.rows)?)?;
-    output::print(&if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        report.text()
-    })?;
-    Ok(())
+    super::show(&report, args.json, Report::text)
 }
 
 /// A case that was measured in both ways, ms.

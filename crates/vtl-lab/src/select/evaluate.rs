@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use vtl_cli::output;
 use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Features, Selector, TIE};
 use vtl_tree::evaluation::Confusion;
@@ -38,12 +37,7 @@ pub(crate) struct EvaluateArgs {
 pub(super) fn run(args: &EvaluateArgs) -> Result<()> {
     let model = args.model.as_deref().map(super::model::read).transpose()?;
     let report = Report::new(&rows::load(&args.rows)?, model)?;
-    output::print(&if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        report.text()
-    })?;
-    Ok(())
+    super::show(&report, args.json, Report::text)
 }
 
 /// How a way to choose does over rows.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
-use vtl_cli::{output, units};
+use vtl_cli::units;
 use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Explanation, Features, Selector};
 use vtl_link::{Link, LossModel};
@@ -93,12 +93,7 @@ struct Alternative {
 /// Runs `vtl select explain`.
 pub(super) fn run(args: &ExplainArgs) -> Result<()> {
     let report = args.report()?;
-    output::print(&if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
-    } else {
-        report.text()
-    })?;
-    Ok(())
+    super::show(&report, args.json, Report::text)
 }
 
 impl ExplainArgs {

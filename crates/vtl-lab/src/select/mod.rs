@@ -20,6 +20,8 @@ mod testbed;
 mod train;
 
 use clap::Subcommand;
+use serde::Serialize;
+use vtl_cli::output;
 
 use self::compare::CompareArgs;
 use self::evaluate::EvaluateArgs;
@@ -70,4 +72,17 @@ pub(crate) fn run(command: &SelectCommand) -> anyhow::Result<()> {
         SelectCommand::Evaluate(args) => evaluate::run(args),
         SelectCommand::Compare(args) => compare::run(args),
     }
+}
+
+/// Prints a report, for people or for machines.
+fn show<T: Serialize>(
+    report: &T,
+    json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    output::print(&match json {
+        true => serde_json::to_string_pretty(report)? + "\n",
+        false => text(report),
+    })?;
+    Ok(())
 }

@@ -3,14 +3,12 @@
 //! The sender is host 0. Acknowledgements are not lost: the models of TCP have an acknowledgement for each segment, and
 //! none that makes up for a lost one.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
 use vtl_proto::intf;
-use vtl_sim::app::{Lengths, Pace, Pattern, Promise, Reader, Writer};
-use vtl_sim::ffi::VTL_NATIVE_FRAME;
-use vtl_sim::host::{FrameBuffer, Host, SessionConfig, UPTIME};
+use vtl_sim::host::SessionConfig;
 use vtl_sim::models::{Model, SEGMENT, Sender};
-use vtl_sim::sim::HONEST;
+use vtl_sim::pair::Pair;
 
 /// Payload of a packet or segment, bytes.
 pub(super) const PAYLOAD: u64 = 1440;
@@ -61,7 +59,7 @@ pub(super) fn run(
 ) -> Result<Vec<Option<Nanos>>> {
     let mut party: Box<dyn Party> = match sending {
         Sending::Tcp(model) => Box::new(Tcp::new(model, link, traffic)),
-        Sending::Graft(graft) => Box::new(Session::new(graft, link, traffic)),
+        Sending::Graft(graft) => Box::new(session(graft, link, traffic)),
     };
     let mut links = [Params::down(link), Params::up(link)].map(Direction::new);
     let mut sent = Vec::new();
@@ -179,93 +177,36 @@ impl Party for Tcp {
     }
 }
 
-struct Session {
-    hosts: [Host; 2],
-    writer: Writer,
-    reader: Reader,
-    wake: [Nanos; 2],
-    buffer: FrameBuffer,
+/// A session over a graft.
+fn session(graft: &'static str, link: &Link, traffic: Traffic) -> Pair {
+    // Four bandwidth-delay products, or all that there is to send.
+    let path = link.rtt_ms * link.rate_mbit * 125.0 / 1500.0;
+    let slots = ((4.0 * path) as u64).max(1024).min(traffic.packets.max(64));
+    let config = SessionConfig {
+        slots: slots.next_power_of_two().min(intf::VTL_MAX_WINDOW.into()) as u32,
+        max_payload: PAYLOAD as u16,
+        rtt_us: (link.rtt_ms * 1e3) as u32,
+        ..SessionConfig::of(graft)
+    };
+    Pair::new(&config, 0, link.seed)
 }
 
-impl Session {
-    fn new(graft: &'static str, link: &Link, traffic: Traffic) -> Self {
-        // Four bandwidth-delay products, or all that there is to send.
-        let path = link.rtt_ms * link.rate_mbit * 125.0 / 1500.0;
-        let slots = ((4.0 * path) as u64).max(1024).min(traffic.packets.max(64));
-        let config = SessionConfig {
-            slots: slots.next_power_of_two().min(intf::VTL_MAX_WINDOW.into()) as u32,
-            max_payload: PAYLOAD as u16,
-            rtt_us: (link.rtt_ms * 1e3) as u32,
-            ..SessionConfig::of(graft)
-        };
-        let host = |side| {
-            let mut host = Host::new();
-            host.open(HONEST, side, &config);
-            host
-        };
-        let pattern = || Pattern::new(link.seed, Lengths::Full, config.max_payload);
-        Self {
-            hosts: [host(0), host(1)],
-            writer: Writer::new(pattern(), 0),
-            reader: Reader::new(pattern(), Pace::AtOnce, Promise::Everything, link.seed),
-            wake: [0, Nanos::MAX],
-            buffer: [0; VTL_NATIVE_FRAME as usize],
-        }
-    }
-}
-
-impl Party for Session {
+impl Party for Pair {
     fn arrive(&mut self, at: usize, packet: Packet, now: Nanos, sent: &mut Sent) {
-        let Packet::Graft(bytes) = packet else {
-            return;
-        };
-        let answer = self.hosts[at].ingress(UPTIME + now, &bytes, &mut self.buffer);
-        if let Some(length) = answer {
-            sent.push((at, Packet::Graft(self.buffer[..length].to_vec())));
+        if let Packet::Graft(bytes) = packet
+            && let Some(answer) = Pair::arrive(self, at, &bytes, now)
+        {
+            sent.push((at, Packet::Graft(answer)));
         }
     }
 
     fn run(&mut self, written: u64, now: Nanos, sent: &mut Sent) -> Result<Nanos> {
-        let [sender, receiver] = &mut self.hosts;
-        if sender.events(HONEST) & intf::VTL_EV_SEND != 0 {
-            self.wake[0] = now;
-        }
-        if receiver.events(HONEST) & intf::VTL_EV_RECV != 0 {
-            self.reader.wake(now);
-        }
-        self.writer.set_end(written);
-        if self.writer.run(sender, HONEST) {
-            self.wake[0] = now;
-        }
-        if self.reader.due <= now {
-            match self.reader.run(receiver, HONEST, now) {
-                Ok(false) => {}
-                Ok(true) => {
-                    receiver.session_mut(HONEST).rx.ack_now = 1;
-                    self.wake[1] = now;
-                }
-                Err(number) => bail!("packet {number} arrived with wrong content"),
-            }
-        }
-        for (side, host) in self.hosts.iter_mut().enumerate() {
-            let mut dry = 0;
-            while self.wake[side] <= now {
-                if let Some(length) = host.egress(HONEST, UPTIME + now, &mut self.buffer) {
-                    sent.push((side, Packet::Graft(self.buffer[..length].to_vec())));
-                    continue;
-                }
-                self.wake[side] = host.wake(HONEST);
-                dry += 1;
-                if dry == 100 {
-                    bail!("egress asks to be called at once without end");
-                }
-            }
-        }
-        Ok(self.wake[0].min(self.wake[1]).min(self.reader.due))
+        let send = |side, bytes| sent.push((side, Packet::Graft(bytes)));
+        Ok(Pair::run(self, written, now, send)?)
     }
 
     fn read(&self) -> u64 {
-        self.reader.packets()
+        Pair::read(self)
     }
 }
 
