@@ -8,7 +8,7 @@ use vtl_core::select::Features;
 use vtl_link::{Link, LossModel, Nanos, Profile as Named, Random};
 use vtl_sim::models::Model;
 
-use super::simulate::{PAYLOAD, Sending, Traffic};
+use super::simulate::{PAYLOAD, Simulated, Traffic};
 
 /// Losses of the links with names, per cent.
 const LOSSES: [f64; 4] = [0.0, 1.0, 2.0, 5.0];
@@ -73,13 +73,13 @@ pub(super) const LOADS: [Load; 5] = [
 ];
 
 /// A carrier in virtual time; `None` if the simulator has no such one.
-pub(super) fn sending(carrier: &str) -> Option<Sending> {
+pub(super) fn simulated(carrier: &str) -> Option<Simulated> {
     match carrier {
-        "tcp" => Some(Sending::Tcp(Model::Cubic)),
-        "tcp:bbr" => Some(Sending::Tcp(Model::Bbr)),
-        "graft:stream" => Some(Sending::Graft("stream")),
-        "graft:cubic" => Some(Sending::Graft("cubic")),
-        "graft:hybla" => Some(Sending::Graft("hybla")),
+        "tcp" => Some(Simulated::Tcp(Model::Cubic)),
+        "tcp:bbr" => Some(Simulated::Tcp(Model::Bbr)),
+        "graft:stream" => Some(Simulated::Graft("stream")),
+        "graft:cubic" => Some(Simulated::Graft("cubic")),
+        "graft:hybla" => Some(Simulated::Graft("hybla")),
         _ => None,
     }
 }
@@ -143,7 +143,7 @@ impl Load {
     /// in time as was sent.
     pub(super) fn cost(self, link: &Link, run: Run<'_>) -> f64 {
         let Run {
-            sending,
+            simulated,
             traffic,
             read,
         } = run;
@@ -153,9 +153,9 @@ impl Load {
             Self::File { .. } => {
                 let end = read.last().copied().flatten().unwrap_or(LIMIT);
                 let ms = (end + rtt * 3 / 2) as f64 / 1e6;
-                match sending {
-                    Sending::Tcp(_) => ms,
-                    Sending::Graft(_) => ms * (1.0 + ALLOWANCE.0) + ALLOWANCE.1,
+                match simulated {
+                    Simulated::Tcp(_) => ms,
+                    Simulated::Graft(_) => ms * (1.0 + ALLOWANCE.0) + ALLOWANCE.1,
                 }
             }
             Self::Stream { .. } => {
@@ -186,7 +186,7 @@ impl Load {
 /// A transfer that was simulated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run<'a> {
-    pub(super) sending: Sending,
+    pub(super) simulated: Simulated,
     pub(super) traffic: Traffic,
     /// See [`super::simulate::run`].
     pub(super) read: &'a [Option<Nanos>],
@@ -439,12 +439,12 @@ mod tests {
         let ms = |ms: u64| Some(ms * 1_000_000);
         // Due at 200, 201, 202 and 203 ms.
         let read = [ms(200), ms(202), ms(202), None];
-        let run = |sending, n| Run {
-            sending,
+        let run = |simulated, n| Run {
+            simulated,
             traffic,
             read: &read[..n],
         };
-        let (tcp, graft) = (Sending::Tcp(Model::Cubic), Sending::Graft("stream"));
+        let (tcp, graft) = (Simulated::Tcp(Model::Cubic), Simulated::Graft("stream"));
         let stream = Load::Stream { runs: 1 };
         assert_eq!(stream.cost(&link, run(tcp, 4)), 20_000.0);
         let file = Load::File { bytes: 1, runs: 1 };

@@ -329,7 +329,7 @@ pub(super) fn costs(
     load: Load,
     carrier: &str,
 ) -> Result<Option<Vec<f64>>> {
-    let Some(sending) = campaign::sending(carrier) else {
+    let Some(simulated) = campaign::simulated(carrier) else {
         return Ok(None);
     };
     let traffic = load.traffic(id, link);
@@ -338,9 +338,9 @@ pub(super) fn costs(
             seed: id.run_seed(run),
             ..link.clone()
         };
-        let read = simulate::run(&link, sending, traffic, LIMIT)?;
+        let read = simulate::run(&link, simulated, traffic, LIMIT)?;
         let run = Run {
-            sending,
+            simulated,
             traffic,
             read: &read,
         };

@@ -24,9 +24,12 @@ impl Progress {
     pub(super) fn new(total: usize, what: &'static str) -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(&format!(
-                "{{wide_bar}} {{pos}} of {{len}} {what}, about {{eta}} left"
+                "{{wide_bar}} {{pos}} of {{len}} {what} in {{elapsed}}, about {{eta}} left"
             ));
-            ProgressBar::new(total as u64).with_style(style.expect("a valid template"))
+            let style = style.expect("a valid template");
+            let bar = ProgressBar::new(total as u64).with_style(style);
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
         });
         let start = Instant::now();
         Self {

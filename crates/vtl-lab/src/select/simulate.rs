@@ -19,7 +19,7 @@ const ACKNOWLEDGEMENT: u64 = 64;
 
 /// What carries a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sending {
+pub(super) enum Simulated {
     /// A model of the kernel's TCP under this congestion control.
     Tcp(Model),
     /// A session over this graft.
@@ -53,13 +53,13 @@ impl Traffic {
 /// A graft that delivers wrong data, or spins: a bug.
 pub(super) fn run(
     link: &Link,
-    sending: Sending,
+    simulated: Simulated,
     traffic: Traffic,
     limit: Nanos,
 ) -> Result<Vec<Option<Nanos>>> {
-    let mut party: Box<dyn Party> = match sending {
-        Sending::Tcp(model) => Box::new(Tcp::new(model, link, traffic)),
-        Sending::Graft(graft) => Box::new(session(graft, link, traffic)),
+    let mut party: Box<dyn Party> = match simulated {
+        Simulated::Tcp(model) => Box::new(Tcp::new(model, link, traffic)),
+        Simulated::Graft(graft) => Box::new(session(graft, link, traffic)),
     };
     let mut links = [Params::down(link), Params::up(link)].map(Direction::new);
     let mut sent = Vec::new();
@@ -214,10 +214,10 @@ impl Party for Pair {
 mod tests {
     use super::*;
 
-    const ALL: [Sending; 3] = [
-        Sending::Tcp(Model::Cubic),
-        Sending::Tcp(Model::Bbr),
-        Sending::Graft("stream"),
+    const ALL: [Simulated; 3] = [
+        Simulated::Tcp(Model::Cubic),
+        Simulated::Tcp(Model::Bbr),
+        Simulated::Graft("stream"),
     ];
 
     fn link(loss_pct: f64) -> Link {
@@ -232,12 +232,12 @@ mod tests {
             packets: 3,
             every: 0,
         };
-        for sending in ALL {
-            let read = run(&link(0.0), sending, traffic, 1_000_000_000).unwrap();
+        for simulated in ALL {
+            let read = run(&link(0.0), simulated, traffic, 1_000_000_000).unwrap();
             let last = read[2].unwrap();
             assert!(
                 (50_000_000..60_000_000).contains(&last),
-                "{sending:?}: {last}"
+                "{simulated:?}: {last}"
             );
         }
     }
@@ -248,8 +248,8 @@ mod tests {
             packets: 500,
             every: 1_000_000,
         };
-        for sending in ALL {
-            let read = run(&link(5.0), sending, traffic, 60_000_000_000).unwrap();
+        for simulated in ALL {
+            let read = run(&link(5.0), simulated, traffic, 60_000_000_000).unwrap();
             let times: Vec<Nanos> = read.into_iter().map(Option::unwrap).collect();
             assert!(times.is_sorted());
             assert!(

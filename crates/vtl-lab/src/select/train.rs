@@ -9,6 +9,7 @@ use vtl_cli::output;
 use vtl_core::select::{CLASSES, Features, TIE};
 use vtl_tree::{Case, DataSet, Model, Options};
 
+use super::progress::Progress;
 use super::rows::{self, Row};
 
 /// The least weight of two branches of a test. As no leaf is pruned, it alone keeps the tree from learning chance. This
@@ -38,7 +39,9 @@ pub(crate) struct TrainArgs {
 /// Runs `vtl select train`.
 pub(super) fn run(args: &TrainArgs) -> Result<()> {
     let rows = rows::load(&args.rows)?;
+    let progress = Progress::new(1, "trees");
     let model = model(&rows)?;
+    drop(progress);
     match &args.output {
         Some(path) => {
             fs::write(path, file(&model)).with_context(|| format!("{}", path.display()))?;
