@@ -67,6 +67,49 @@ fn bench__from_plan_to_rows_and_pictures() {
     fs::remove_dir_all(&directory).expect("removed");
 }
 
+/// One link of the campaign, campus without loss, by real kernels; then the same in virtual time.
+#[test]
+fn select__by_real_kernels() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let _turn = turn();
+    let name = format!("vtl-select-e2e-{}.csv", std::process::id());
+    let rows = std::env::temp_dir().join(name);
+    let select = |arguments: &[&str]| {
+        let mut command = Command::new(vtl());
+        command.arg("select").args(arguments).arg(&rows);
+        let name = format!("select-e2e-{}", std::process::id());
+        let output = command.env("VTL_TESTBED", name).output().expect("vtl runs");
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words}");
+        serde_json::from_slice::<Value>(&output.stdout).expect(&words)
+    };
+    let measure = [
+        "measure",
+        "--testbed",
+        "--shard",
+        "13/1000",
+        "--jobs",
+        "2",
+        "--json",
+    ];
+    let first = select(&measure);
+    assert_eq!((&first["added"], &first["without"]), (&5.into(), &0.into()));
+    let again = select(&measure);
+    assert_eq!((&again["found"], &again["added"]), (&5.into(), &0.into()));
+    let compared = select(&["compare", "--json"]);
+    assert_eq!(compared["cases"], 5);
+    let ratios = compared["ratios"].as_array().expect("a list");
+    let tcp = ratios.iter().filter(|r| r["carrier"] == "tcp");
+    // Nothing is random there: a transfer takes what it takes, and no second more or less.
+    for ratio in tcp {
+        let median = ratio["median"].as_f64().expect("a number");
+        assert!((0.1..10.0).contains(&median), "{ratio}");
+    }
+    fs::remove_file(&rows).expect("removed");
+}
+
 #[test]
 fn bench__a_wrong_plan_is_refused_before_anything_runs() {
     let path = std::env::temp_dir().join(format!("vtl-bench-wrong-{}.toml", std::process::id()));

@@ -322,7 +322,7 @@ impl Drop for Testbed {
         drop(guard.emulator);
         drop(guard.wire);
         remove(&self.name);
-        guard.watcher.dismiss();
+        drop(guard.watcher);
         drop(lock);
     }
 }
@@ -388,17 +388,15 @@ impl Watcher {
         let line = shell.stdin.take();
         Ok(Watcher { shell, line })
     }
-
-    fn dismiss(mut self) {
-        if let Some(mut line) = self.line.take() {
-            let _ = line.write_all(b"done\n");
-        }
-    }
 }
 
 impl Drop for Watcher {
+    /// This process lives, and removes what there is itself: a shell that began to would wait for the lock, and whoever holds
+    /// that for the shell.
     fn drop(&mut self) {
-        self.line = None;
+        if let Some(mut line) = self.line.take() {
+            let _ = line.write_all(b"done\n");
+        }
         let _ = self.shell.wait();
     }
 }
@@ -631,5 +629,25 @@ fn spawn_emulator(name: &str) -> Result<Process> {
             return Err(failed("did not start within five seconds".to_owned()));
         }
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// As where `ip` fails, or is interrupted, while a testbed is made.
+    #[test]
+    fn watcher__ends_without_the_lock() {
+        if !vtl_testing::is_root() {
+            return;
+        }
+        let _turn = vtl_testing::turn();
+        let lock = state::lock().expect("a lock");
+        let ends = thread::spawn(|| drop(Watcher::start("t-watcher").expect("a shell")));
+        vtl_testing::until("the shell has ended", || ends.is_finished());
+        drop(lock);
     }
 }
