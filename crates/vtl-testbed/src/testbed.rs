@@ -644,7 +644,6 @@ mod tests {
         if !vtl_testing::is_root() {
             return;
         }
-        let _turn = vtl_testing::turn();
         let lock = state::lock().expect("a lock");
         let ends = thread::spawn(|| drop(Watcher::start("t-watcher").expect("a shell")));
         vtl_testing::until("the shell has ended", || ends.is_finished());
