@@ -38,22 +38,29 @@ struct side {
     __u64 written, read, kicked;
 };
 
+/* State of a POSIX generator: its sequence is the same on every machine. */
+struct random {
+    unsigned short state[3];
+};
+
 struct world {
     struct side side[2];
     struct event heap[EVENTS];
     __u32 events, queued[2];
-    __u64 now, random;
+    __u64 now;
+    struct random random;
     struct path path;
     __u64 damaged, repeated, distinct;
     __u8 seen[PACKETS];
 };
 
-/* splitmix64 */
-static __u64 draw(__u64 *state) {
-    __u64 z = *state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+static struct random seeded(__u64 seed) {
+    return (struct random){{0x330e ^ seed >> 32, seed, seed >> 16}}; /* as srand48 */
+}
+
+/* 31 random bits. */
+static __u32 draw(struct random *r) {
+    return nrand48(r->state);
 }
 
 static int chance(struct world *w, __u32 pct) {
@@ -108,10 +115,11 @@ static void transmit(struct world *w, int from, const __u8 *frame, __u32 length)
 }
 
 static void fill(__u8 *data, __u64 number) {
-    __u64 state = number;
-    for (int i = 0; i < LENGTH; i += 8) {
-        __u64 word = i ? draw(&state) : number;
-        memcpy(data + i, &word, 8);
+    struct random random = seeded(number);
+    memcpy(data, &number, sizeof(number));
+    for (int i = sizeof(number); i < LENGTH; i += 4) {
+        __u32 word = draw(&random);
+        memcpy(data + i, &word, sizeof(word));
     }
 }
 
@@ -217,7 +225,7 @@ static int simulate(const struct path *path, __u64 seed) {
     if (!w || open_session(&w->side[0], 0, graft) || open_session(&w->side[1], 1, graft))
         abort();
     w->path = *path;
-    w->random = seed;
+    w->random = seeded(seed);
     int reliable = graft->services & VTL_S_RELIABLE;
     struct vtl_tx *tx = &vtl_native_session(w->side[0].host, SID)->tx;
     int done = 0;
