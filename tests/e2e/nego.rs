@@ -20,7 +20,7 @@ use nix::sys::{
 use vtl::{Mode, Requirements, Services, Socket};
 use vtl_proto::{
     carrier::GRAFT_PORT,
-    intf,
+    intf, ip,
     wire::{Data, Extension, Extensions, Gids, Header, MAX_EXTENSIONS, Nego, Packet},
 };
 use vtl_testbed::{Host, Link};
@@ -626,14 +626,10 @@ fn forged(number: u32, to: Ipv4Addr) -> Vec<u8> {
         gids: Gids::new(&[1, 2]).expect("few"),
         ..Nego::default()
     };
-    let mut packet = vec![0; 20 + 160];
-    packet[0] = 0x45;
-    packet[6] = 0x40;
-    packet[8] = 64;
-    packet[9] = intf::VTL_IPPROTO as u8;
+    let mut packet = [0; size_of::<intf::vtl_nego>()];
+    Packet::Nego(nego).emit(&mut packet).expect("fits");
     let from = Ipv4Addr::new(198, 18, (number >> 16) as u8, (number >> 24) as u8);
-    packet[12..16].copy_from_slice(&from.octets());
-    packet[16..20].copy_from_slice(&to.octets());
-    Packet::Nego(nego).emit(&mut packet[20..]).expect("fits");
-    packet
+    let mut frame = Vec::new();
+    ip::enclose(&packet, from.into(), to.into(), &mut frame);
+    frame.split_off(ip::field::IP)
 }

@@ -102,7 +102,8 @@ fn package_by(version: &str, key: &SecretKey) -> Vec<u8> {
     let at = at.expect("its name");
     image[at..at + 32].fill(0);
     image[at..at + 4].copy_from_slice(b"mine");
-    image[at + 32..at + 36].copy_from_slice(&40_u32.to_le_bytes());
+    let at = at + std::mem::offset_of!(vtl_proto::intf::vtl_graft_info, gid);
+    image[at..at + 4].copy_from_slice(&40_u32.to_le_bytes());
     let description = Description::read(&image).expect("a graft");
     let project = Project::built_in(&description, version.parse().expect("a version"));
     let manifest = project.manifest(&description).expect("honest");

@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vtl_proto::intf;
+use vtl_proto::{intf, ip};
 
 use crate::{Error, Result, anchor::Anchor, netdev, shard::Shard};
 
@@ -274,8 +274,8 @@ pub(crate) fn frame(mtu: u32) -> Vec<u8> {
     let headers =
         intf::VTL_HEADROOM + intf::VTL_UDP_HEADER + size_of::<intf::vtl_data_hdr>() as u32;
     let most = headers + intf::VTL_MAX_PAYLOAD;
-    let mut frame = vec![0; (mtu + 14).min(most) as usize];
-    frame[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
+    let mut frame = vec![0; (mtu + ip::field::IP as u32).min(most) as usize];
+    frame[ip::field::ETHERTYPE].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
     frame
 }
 

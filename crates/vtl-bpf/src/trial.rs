@@ -22,6 +22,7 @@ use libbpf_rs::{Object, ObjectBuilder};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use vtl_pool::object::Description;
 use vtl_proto::{
+    field,
     intf::{self, vtl_ring_ctl, vtl_session, vtl_slot},
     ip,
     wire::{Ack, Data, Header, Packet},
@@ -220,7 +221,7 @@ impl Kernel {
             .order()
             .set(&[Turn { sid, quota: 1 }]);
         let mut f = vec![0; 1514];
-        f[12..14].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
+        f[ip::field::ETHERTYPE].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
         f
     }
 
@@ -438,10 +439,10 @@ pub fn around(body: &[u8]) -> Vec<u8> {
 }
 
 /// Offset of the VTL header.
-pub const VTL: usize = 34;
+pub const VTL: usize = ip::OFFSET_V4;
 
 /// Recomputes the checksum after a change of a frame of [`around`].
 pub fn seal(frame: &mut [u8]) {
     let sum = vtl_proto::wire::checksum(&frame[VTL..]);
-    frame[VTL + 16..VTL + 20].copy_from_slice(&sum.to_le_bytes());
+    frame[VTL..][field!(vtl_hdr, csum)].copy_from_slice(&sum.to_le_bytes());
 }

@@ -7,7 +7,8 @@ use kernel::{
 };
 use vtl_bpf::trial as kernel;
 use vtl_proto::{
-    intf,
+    field, intf,
+    ip::field as at,
     wire::{Data, Extensions, Header, MAX_EXTENSIONS, Nego, Packet, Size, TAG_KEY, TagKey},
 };
 
@@ -76,35 +77,58 @@ const SUM: u32 = intf::VTL_ST_RX_BAD_CSUM;
 /// Before any packet is accepted, so that the order of cases does not matter. Frames, PROTOCOL.md
 /// section 2.
 fn malformed() -> Vec<Case> {
-    let ip = |at: usize, value: u8| {
+    let with = |at: usize, value: u8| {
         let mut f = data(0, 0, &[9; 100]);
-        f[14 + at] = value;
+        f[at] = value;
         f
     };
+    const DATA: usize = size_of::<intf::vtl_data_hdr>();
+    const ACK: usize = size_of::<intf::vtl_ack_hdr>();
+    const LEN: std::ops::Range<usize> = field!(vtl_hdr, len);
     let big = |length: usize| {
-        let mut body = data(0, 0, &[9; 100])[VTL..VTL + 40].to_vec();
-        body.resize(40 + length, 1);
-        body[20..22].copy_from_slice(&(length as u16).to_be_bytes());
+        let mut body = data(0, 0, &[9; 100])[VTL..VTL + DATA].to_vec();
+        body.resize(DATA + length, 1);
+        body[LEN].copy_from_slice(&(length as u16).to_be_bytes());
         let mut f = around(&body);
         seal(&mut f);
         f
     };
     let bitmap = |field: u16, bytes: usize| {
         let mut body = ack(0, 0, 0, &[])[VTL..].to_vec();
-        body.resize(72 + bytes, 0);
-        body[20..22].copy_from_slice(&field.to_be_bytes());
+        body.resize(ACK + bytes, 0);
+        body[LEN].copy_from_slice(&field.to_be_bytes());
         let mut f = around(&body);
         seal(&mut f);
         f
     };
     vec![
-        case("IP header with options", ip(0, 0x46), Stop, &[BAD]),
-        case("a fragment", ip(6, 0x20), Stop, &[BAD]),
-        case("a later fragment", ip(7, 0x10), Stop, &[BAD]),
-        case("IP length beyond the frame", ip(2, 0x40), Stop, &[BAD]),
+        case(
+            "IP header with options",
+            with(at::V4_VERSION, 0x46),
+            Stop,
+            &[BAD],
+        ),
+        case(
+            "a fragment",
+            with(at::V4_FRAGMENT.start, 0x20),
+            Stop,
+            &[BAD],
+        ),
+        case(
+            "a later fragment",
+            with(at::V4_FRAGMENT.start + 1, 0x10),
+            Stop,
+            &[BAD],
+        ),
+        case(
+            "IP length beyond the frame",
+            with(at::V4_TOTAL_LENGTH.start, 0x40),
+            Stop,
+            &[BAD],
+        ),
         case(
             "IP length without a header of ours",
-            ip(3, 43),
+            with(at::V4_TOTAL_LENGTH.start + 1, 43),
             Stop,
             &[BAD],
         ),
@@ -115,19 +139,19 @@ fn malformed() -> Vec<Case> {
         case("type 15", changed(|f| f[VTL] = 0x2f), Stop, &[BAD]),
         case(
             "length field beyond the packet",
-            changed(|f| f[VTL + 21] = 101),
+            changed(|f| f[VTL + LEN.start + 1] = 101),
             Stop,
             &[RX, BAD],
         ),
         case(
             "length field short of the packet",
-            changed(|f| f[VTL + 21] = 99),
+            changed(|f| f[VTL + LEN.start + 1] = 99),
             Stop,
             &[RX, BAD],
         ),
         case(
             "DATA without payload",
-            changed(|f| f[VTL + 20..VTL + 22].fill(0)),
+            changed(|f| f[VTL..][LEN].fill(0)),
             Stop,
             &[RX, BAD],
         ),
@@ -145,13 +169,13 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "DATA cut in its header",
-            around(&data(0, 0, &[1])[VTL..VTL + 30]),
+            around(&data(0, 0, &[1])[VTL..VTL + DATA - 10]),
             Stop,
             &[RX, BAD],
         ),
         case(
             "ACK cut in its header",
-            around(&ack(0, 0, 0, &[])[VTL..VTL + 71]),
+            around(&ack(0, 0, 0, &[])[VTL..VTL + ACK - 1]),
             Stop,
             &[RX, BAD],
         ),
@@ -160,7 +184,7 @@ fn malformed() -> Vec<Case> {
             "bitmap beyond every window",
             {
                 let mut body = ack(0, 0, 0, &[0; 16])[VTL..].to_vec();
-                body[68..72].copy_from_slice(&511u32.to_be_bytes());
+                body[field!(vtl_ack_hdr, skip)].copy_from_slice(&511u32.to_be_bytes());
                 let mut f = around(&body);
                 seal(&mut f);
                 f
@@ -177,12 +201,12 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "not IP",
-            changed(|f| f[12..14].copy_from_slice(&[0x08, 0x06])),
+            changed(|f| f[at::ETHERTYPE].copy_from_slice(&[0x08, 0x06])),
             Pass,
             &[],
         ),
-        case("TCP", ip(9, 6), Pass, &[]),
-        case("UDP", ip(9, 17), Pass, &[]),
+        case("TCP", with(at::V4_PROTOCOL, 6), Pass, &[]),
+        case("UDP", with(at::V4_PROTOCOL, 17), Pass, &[]),
         case(
             "NEGO",
             frame(&Packet::Nego(Nego {
@@ -289,7 +313,12 @@ fn malformed() -> Vec<Case> {
             Stop,
             &[RX, NONE],
         ),
-        case("wrong source address", ip(15, 99), Stop, &[RX, NONE]),
+        case(
+            "wrong source address",
+            with(at::V4_SOURCE.end - 1, 99),
+            Stop,
+            &[RX, NONE],
+        ),
         case(
             "another graft's packet",
             changed(|f| f[VTL + 3] = 3),
@@ -492,12 +521,16 @@ fn graft_ingress__its_acknowledgement_says_it_all() {
             [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1],
             "link addresses exchanged"
         );
-        assert_eq!(f[26..34], [10, 0, 0, 1, 10, 0, 0, 2], "addresses exchanged");
         assert_eq!(
-            usize::from(u16::from_be_bytes([f[16], f[17]])) + 14,
-            f.len()
+            f[at::V4_ADDRESSES],
+            [10, 0, 0, 1, 10, 0, 0, 2],
+            "addresses exchanged"
         );
-        let sum: u32 = f[14..34]
+        assert_eq!(
+            f[at::V4_TOTAL_LENGTH],
+            ((f.len() - at::IP) as u16).to_be_bytes()
+        );
+        let sum: u32 = f[at::IP..VTL]
             .chunks(2)
             .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
             .sum();
@@ -540,7 +573,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
         let (ran, counts) = k.counted(program, &k.pump(SID));
         assert_eq!(ran.verdict, verdicts.send);
         assert_eq!(counts, [(intf::VTL_ST_TX_PACKETS, 1)]);
-        assert_eq!(ran.frame[26..34], [10, 0, 0, 1, 10, 0, 0, 2]);
+        assert_eq!(ran.frame[at::V4_ADDRESSES], [10, 0, 0, 1, 10, 0, 0, 2]);
         let Ok(Packet::Data(d)) = Packet::parse(&ran.frame[VTL..]) else {
             panic!("no DATA")
         };
@@ -612,9 +645,9 @@ fn tags__prove_each_header() {
         let nobodys = vec![(RX, 1), (intf::VTL_ST_RX_NO_SESSION, 1)];
         assert_eq!(k.counted(input, &data(0, 0, &[1])).1, nobodys);
         let good = tagged(data(0, 0, &[1; 100]));
-        for bit in (VTL + 1) * 8..(VTL + 40) * 8 {
+        for bit in (VTL + 1) * 8..(VTL + size_of::<intf::vtl_data_hdr>()) * 8 {
             // The index says which session it is, so another one's or none's.
-            if (VTL + 4..VTL + 8).contains(&(bit / 8)) {
+            if field!(vtl_hdr, sid).contains(&(bit / 8 - VTL)) {
                 continue;
             }
             let mut forged = good.clone();
@@ -678,9 +711,9 @@ fn tags__what_is_repeated_from_elsewhere_moves_nothing() {
         };
         // Comes from the link-layer address that ends in `from`, which the way back leads to then.
         let back_to = |mut frame: Vec<u8>, from: u8| {
-            frame[11] = from;
+            frame[at::LINK_SOURCE.end - 1] = from;
             k.run(input, &frame, 1);
-            k.session().headers[5]
+            k.session().headers[at::LINK_DESTINATION.end - 1]
         };
         let [first, second, third] = [0, 1, 2].map(|seq| tagged(data(seq, 0, &[1; 100])));
         let closing = tagged(frame(&Packet::Close(header())));

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data, frame};
 use vtl_proto::{
-    intf, ip,
+    field, intf, ip,
+    ip::field as at,
     wire::{Header, Packet, Size},
 };
 
@@ -19,7 +20,8 @@ const UDP: usize = intf::VTL_UDP_HEADER as usize;
 const PORT: u16 = intf::VTL_UDP_PORT as u16;
 /// Of a peer behind a NAT.
 const THEIRS: u16 = 40_001;
-const V6: usize = intf::VTL_HEADROOM as usize;
+const V6: usize = ip::OFFSET_V6;
+const UDP_PROTOCOL: u8 = 17;
 
 /// The header's bytes; the session keeps a port as the network has it.
 fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
@@ -34,9 +36,9 @@ fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
 fn behind(frame: &[u8], from: u16) -> Vec<u8> {
     let mut udp = frame.to_vec();
     udp.splice(VTL..VTL, header(from, PORT, frame.len() - VTL));
-    let length = (frame.len() - 14 + UDP) as u16;
-    udp[16..18].copy_from_slice(&length.to_be_bytes());
-    udp[23] = 17;
+    let length = (frame.len() - at::IP + UDP) as u16;
+    udp[at::V4_TOTAL_LENGTH].copy_from_slice(&length.to_be_bytes());
+    udp[at::V4_PROTOCOL] = UDP_PROTOCOL;
     udp
 }
 
@@ -54,7 +56,7 @@ fn v6(frame: &[u8], from: Option<u16>) -> Vec<u8> {
     ip::enclose(&body, v6_address(2), v6_address(1), &mut f);
     f[..12].copy_from_slice(&frame[..12]);
     if from.is_some() {
-        f[20] = 17;
+        f[at::V6_NEXT_HEADER] = UDP_PROTOCOL;
     }
     f
 }
@@ -70,24 +72,23 @@ fn port(k: &Kernel) -> u16 {
     u16::from_be(k.session().port)
 }
 
-/// What is behind the UDP header of a frame from us to the peer, which begins at `at`.
+/// What is behind the UDP header of a frame from us to the peer, which begins at `offset`.
 #[track_caller]
-fn inside(frame: &[u8], at: usize, to: u16) -> Packet<'_> {
-    let body = &frame[at + UDP..];
-    assert_eq!(frame[at..at + UDP], header(PORT, to, body.len()));
-    let (protocol, length) = if at == V6 {
-        (frame[20], [frame[18], frame[19]])
+fn inside(frame: &[u8], offset: usize, to: u16) -> Packet<'_> {
+    let body = &frame[offset + UDP..];
+    assert_eq!(frame[offset..offset + UDP], header(PORT, to, body.len()));
+    let (protocol, length, before) = if offset == V6 {
+        (frame[at::V6_NEXT_HEADER], &frame[at::V6_PAYLOAD_LENGTH], V6)
     } else {
-        let words = frame[14..VTL].chunks(2);
+        let words = frame[at::IP..VTL].chunks(2);
         let sum: u32 = words
             .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
             .sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "IP checksum");
-        let total = u16::from_be_bytes([frame[16], frame[17]]) - 20;
-        (frame[23], total.to_be_bytes())
+        (frame[at::V4_PROTOCOL], &frame[at::V4_TOTAL_LENGTH], at::IP)
     };
-    assert_eq!(protocol, 17);
-    assert_eq!(usize::from(u16::from_be_bytes(length)), frame.len() - at);
+    assert_eq!(protocol, UDP_PROTOCOL);
+    assert_eq!(length, ((frame.len() - before) as u16).to_be_bytes());
     Packet::parse(body).expect("a packet of ours")
 }
 
@@ -244,7 +245,7 @@ fn root_ingress__leaves_alone_what_is_for_other_hosts() {
                 assert_eq!(run(&make(&body, 9)), (false, false), "{what}, no router");
                 // One that is bridged.
                 let mut bridged = make(&body, 9);
-                bridged[5] = 7;
+                bridged[at::LINK_DESTINATION.end - 1] = 7;
                 let is_seen = input == "vtl_root_in_tc";
                 assert_eq!(run(&bridged), (is_seen, is_seen), "{what}, bridged");
             }
@@ -358,11 +359,21 @@ fn udp__what_is_not_ours_or_not_authentic() {
         let short = behind(&kernel::around(&[0x20; 23]), THEIRS);
         let cases = [
             ("another port", with(VTL + 3, 1), verdicts.pass, &[][..]),
-            ("not UDP", with(23, 6), verdicts.pass, &[]),
-            ("a fragment", with(20, 0x20), verdicts.pass, &[]),
-            ("options", with(14, 0x46), verdicts.pass, &[]),
+            ("not UDP", with(at::V4_PROTOCOL, 6), verdicts.pass, &[]),
+            (
+                "a fragment",
+                with(at::V4_FRAGMENT.start, 0x20),
+                verdicts.pass,
+                &[],
+            ),
+            ("options", with(at::V4_VERSION, 0x46), verdicts.pass, &[]),
             ("UDP's length", with(VTL + 5, 1), verdicts.stop, &[BAD]),
-            ("IP's length", with(17, 1), verdicts.stop, &[BAD]),
+            (
+                "IP's length",
+                with(at::V4_TOTAL_LENGTH.start + 1, 1),
+                verdicts.stop,
+                &[BAD],
+            ),
             (
                 "no source port",
                 behind(&data(0, 0, &[9; 100]), 0),
@@ -372,7 +383,7 @@ fn udp__what_is_not_ours_or_not_authentic() {
             ("too short for a header", short, verdicts.stop, &[BAD]),
             (
                 "its own length",
-                with(VTL + UDP + 21, 99),
+                with(VTL + UDP + field!(vtl_hdr, len).start + 1, 99),
                 verdicts.stop,
                 &[RX, BAD],
             ),

@@ -42,7 +42,8 @@ fn object(name: &str, gid: u32) -> Vec<u8> {
     let at = image.windows(old.len()).position(|w| w == old).unwrap();
     image[at..at + 32].fill(0);
     image[at..at + name.len()].copy_from_slice(name.as_bytes());
-    image[at + 32..at + 36].copy_from_slice(&gid.to_le_bytes());
+    let at = at + std::mem::offset_of!(vtl_proto::intf::vtl_graft_info, gid);
+    image[at..at + 4].copy_from_slice(&gid.to_le_bytes());
     image
 }
 

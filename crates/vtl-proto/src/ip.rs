@@ -1,6 +1,9 @@
 //! The Ethernet and IP headers in front of VTL's packets.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    ops::Range,
+};
 
 use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Header};
 
@@ -10,12 +13,57 @@ use crate::intf;
 const HOP_LIMIT: u8 = 64;
 const PROTOCOL: IpNumber = IpNumber(intf::VTL_IPPROTO as u8);
 
+/// Offset of the VTL header, or of UDP's in front of it, in a frame over IPv4.
+pub const OFFSET_V4: usize = Ethernet2Header::LEN + Ipv4Header::MIN_LEN;
+/// The same over IPv6.
+pub const OFFSET_V6: usize = Ethernet2Header::LEN + Ipv6Header::LEN;
+const _: () = assert!(OFFSET_V6 == intf::VTL_HEADROOM as usize);
+
+/// Fields of the Ethernet and IP headers: their bytes in a frame, for what reads or damages frames whose headers no
+/// parser would take (RFC 791, section 3.1; RFC 8200, section 3).
+pub mod field {
+    use super::Range;
+
+    /// Where the IP header begins.
+    pub const IP: usize = super::Ethernet2Header::LEN;
+    /// Ethernet: destination.
+    pub const LINK_DESTINATION: Range<usize> = 0..6;
+    /// Ethernet: source.
+    pub const LINK_SOURCE: Range<usize> = 6..12;
+    /// Ethernet: type of what follows.
+    pub const ETHERTYPE: Range<usize> = 12..IP;
+    /// IPv4: version and header length.
+    pub const V4_VERSION: usize = IP;
+    /// IPv4: differentiated services and ECN.
+    pub const V4_TOS: usize = IP + 1;
+    /// IPv4: bytes of header and payload.
+    pub const V4_TOTAL_LENGTH: Range<usize> = IP + 2..IP + 4;
+    /// IPv4: flags and fragment offset.
+    pub const V4_FRAGMENT: Range<usize> = IP + 6..IP + 8;
+    /// IPv4: protocol of the payload.
+    pub const V4_PROTOCOL: usize = IP + 9;
+    /// IPv4: source address.
+    pub const V4_SOURCE: Range<usize> = IP + 12..IP + 16;
+    /// IPv4: destination address.
+    pub const V4_DESTINATION: Range<usize> = IP + 16..IP + 20;
+    /// IPv4: both addresses.
+    pub const V4_ADDRESSES: Range<usize> = V4_SOURCE.start..V4_DESTINATION.end;
+    /// IPv6: bytes of payload.
+    pub const V6_PAYLOAD_LENGTH: Range<usize> = IP + 4..IP + 6;
+    /// IPv6: protocol of the payload.
+    pub const V6_NEXT_HEADER: usize = IP + 6;
+    /// IPv6: source address.
+    pub const V6_SOURCE: Range<usize> = IP + 8..IP + 24;
+    /// IPv6: destination address.
+    pub const V6_DESTINATION: Range<usize> = IP + 24..IP + 40;
+}
+
 /// The headers of a session's packets, as `vtl_session.headers` keeps them: the data plane adds link addresses, lengths
 /// and checksums. Addresses of different versions give IPv6.
 ///
 /// ```
 /// let headers = vtl_proto::ip::template([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
-/// assert_eq!(headers[26..34], [192, 0, 2, 1, 192, 0, 2, 2]);
+/// assert_eq!(headers[vtl_proto::ip::field::V4_ADDRESSES], [192, 0, 2, 1, 192, 0, 2, 2]);
 /// ```
 pub fn template(local: IpAddr, peer: IpAddr) -> [u8; intf::VTL_HEADROOM as usize] {
     let mut written = Vec::new();
@@ -107,10 +155,11 @@ mod tests {
         let [a, b]: [IpAddr; 2] = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
         let mut frame = vec![1];
         enclose(&[7; 300], a, b, &mut frame);
-        assert_eq!((frame.len(), &frame[16..18]), (334, &[1, 64][..]));
+        assert_eq!(frame.len(), OFFSET_V4 + 300);
+        assert_eq!(frame[field::V4_TOTAL_LENGTH], 320_u16.to_be_bytes());
         let c = IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 3]);
         enclose(&[7; 300], c, c, &mut frame);
-        assert_eq!((frame.len(), &frame[18..20]), (354, &[1, 44][..]));
-        assert_eq!(frame[54..], [7; 300]);
+        assert_eq!(frame[field::V6_PAYLOAD_LENGTH], 300_u16.to_be_bytes());
+        assert_eq!(frame[OFFSET_V6..], [7; 300]);
     }
 }

@@ -16,6 +16,8 @@ mod tests;
 use crate::intf;
 
 pub use extension::{Extension, Extensions, MAX_EXTENSIONS};
+#[doc(hidden)]
+pub use fields::size_of_field;
 pub(crate) use fields::{get, put};
 pub use tag::{TAG_KEY, TagKey};
 

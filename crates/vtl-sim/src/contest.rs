@@ -2,7 +2,7 @@
 //! on a link that may change.
 
 use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
-use vtl_proto::intf;
+use vtl_proto::{intf, ip};
 
 use crate::{
     host::SessionConfig,
@@ -144,7 +144,7 @@ struct Packet {
 impl Frame for Packet {
     fn link_bytes(&self) -> u64 {
         match &self.load {
-            Load::Vtl(bytes) => bytes.len() as u64 - 14,
+            Load::Vtl(bytes) => (bytes.len() - ip::field::IP) as u64,
             Load::Segment(_) => SEGMENT,
             Load::Acknowledgement(_) => 64,
         }
@@ -152,7 +152,7 @@ impl Frame for Packet {
 
     fn mark(&mut self) -> bool {
         match &mut self.load {
-            Load::Vtl(bytes) => mark_ip(&mut bytes[14..]),
+            Load::Vtl(bytes) => mark_ip(&mut bytes[ip::field::IP..]),
             _ => false,
         }
     }

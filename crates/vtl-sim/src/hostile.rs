@@ -2,14 +2,14 @@
 //! send it.
 
 use vtl_link::Random;
-use vtl_proto::{intf, wire};
+use vtl_proto::{intf, ip, wire};
 
 use crate::host::{FrameBuffer, Host};
 
 /// Offset of the VTL header, or the frame's length if that is shorter.
 pub fn offset(frame: &[u8]) -> usize {
-    let v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
-    (if v6 { 54 } else { 34 }).min(frame.len())
+    let v6 = frame.get(ip::field::ETHERTYPE) == Some(&[0x86, 0xdd]);
+    (if v6 { ip::OFFSET_V6 } else { ip::OFFSET_V4 }).min(frame.len())
 }
 
 /// Damages a frame in one of several ways, all of which a sum of 32-bit words detects; swapped
@@ -32,7 +32,7 @@ pub fn garble(frame: &mut Vec<u8>, rng: &mut Random) {
         }
         3 => {
             // Headers intact, noise after them.
-            let from = offset(frame) + 24;
+            let from = offset(frame) + size_of::<intf::vtl_hdr>();
             for byte in frame.iter_mut().skip(from) {
                 *byte = rng.bits() as u8;
             }
@@ -127,8 +127,11 @@ impl Hostile {
             sid: SID,
             token,
         };
-        let from = if s.ip_version == 4 { 34 } else { 54 };
-        let mut body = [0; 1920];
+        let from = match s.ip_version {
+            4 => ip::OFFSET_V4,
+            _ => ip::OFFSET_V6,
+        };
+        let mut body = [0; intf::VTL_MAX_PAYLOAD as usize];
         for byte in &mut body {
             *byte = self.rng.bits() as u8;
         }
@@ -162,17 +165,26 @@ impl Hostile {
             }),
         };
         let length = packet.emit(&mut frame[from..]).ok()?;
-        // Addressed as by the peer.
-        frame[..from].copy_from_slice(&s.headers[..from]);
-        if from == 34 {
-            frame.copy_within(30..34, 26);
-            frame[30..34].copy_from_slice(&s.headers[26..30]);
-            frame[16..18].copy_from_slice(&(20 + length as u16).to_be_bytes());
-        } else {
-            frame.copy_within(38..54, 22);
-            frame[38..54].copy_from_slice(&s.headers[22..38]);
-            frame[18..20].copy_from_slice(&(length as u16).to_be_bytes());
-        }
+        address_as_peer(&s.headers[..from], length as u16, frame);
         Some(from + length)
     }
+}
+
+/// Writes the headers in front of a packet of `length` bytes that the peer sends: our own, with the addresses swapped.
+fn address_as_peer(headers: &[u8], length: u16, frame: &mut FrameBuffer) {
+    use ip::field::{
+        IP, V4_DESTINATION, V4_SOURCE, V4_TOTAL_LENGTH, V6_DESTINATION, V6_PAYLOAD_LENGTH,
+        V6_SOURCE,
+    };
+    let (source, destination, field, counted) = match headers.len() {
+        ip::OFFSET_V4 => {
+            let header = (ip::OFFSET_V4 - IP) as u16;
+            (V4_SOURCE, V4_DESTINATION, V4_TOTAL_LENGTH, header + length)
+        }
+        _ => (V6_SOURCE, V6_DESTINATION, V6_PAYLOAD_LENGTH, length),
+    };
+    frame[..headers.len()].copy_from_slice(headers);
+    frame[source.clone()].copy_from_slice(&headers[destination.clone()]);
+    frame[destination].copy_from_slice(&headers[source]);
+    frame[field].copy_from_slice(&counted.to_be_bytes());
 }

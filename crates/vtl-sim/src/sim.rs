@@ -1,7 +1,7 @@
 //! Two hosts and the link model of the testbed, `vtl-link`, in virtual time. Deterministic by seed.
 
 use vtl_link::{Direction, Frame, Nanos, Params, Random, mark_ip};
-use vtl_proto::{intf, wire};
+use vtl_proto::{intf, ip::field::IP, wire};
 
 use crate::{
     app::{Pattern, Promise, Reader, Writer},
@@ -27,16 +27,14 @@ pub struct Packet {
     entered: Nanos,
 }
 
-/// Length of the Ethernet header, which does not count on the link.
-const ETHERNET: usize = 14;
-
 impl Frame for Packet {
     fn link_bytes(&self) -> u64 {
-        (self.bytes.len() - ETHERNET) as u64
+        // The Ethernet header does not count on the link.
+        (self.bytes.len() - IP) as u64
     }
 
     fn mark(&mut self) -> bool {
-        mark_ip(&mut self.bytes[ETHERNET..])
+        mark_ip(&mut self.bytes[IP..])
     }
 
     fn flip_bit(&mut self, random: u64) -> bool {

@@ -1,7 +1,9 @@
 //! Grafts frame by frame: what their packets cover, mark and tell.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_proto::intf;
+use std::ops::Range;
+
+use vtl_proto::{field, intf, ip};
 use vtl_sim::{
     host::{FrameBuffer, Host, SessionConfig, graft},
     sim::{HONEST, MS},
@@ -9,8 +11,10 @@ use vtl_sim::{
 
 const NOW: u64 = 5_000 * MS;
 /// Where the VTL header starts over IPv4.
-const VTL: usize = 34;
-const PAYLOAD: usize = VTL + 40;
+const VTL: usize = ip::OFFSET_V4;
+const PAYLOAD: usize = VTL + size_of::<intf::vtl_data_hdr>();
+/// The field of the VTL header whose meaning is the graft's.
+const AUX: Range<usize> = field!(vtl_hdr, aux);
 
 /// A sender with `count` packets of 200 bytes in its ring, and a receiver.
 fn pair(config: &SessionConfig, count: u64) -> [Host; 2] {
@@ -40,7 +44,7 @@ fn arrive(host: &mut Host, frame: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn aux(frame: &[u8]) -> u16 {
-    u16::from_be_bytes([frame[VTL + 22], frame[VTL + 23]])
+    u16::from_be_bytes(frame[VTL..][AUX].try_into().expect("two bytes"))
 }
 
 #[test]
@@ -92,7 +96,7 @@ fn checksums__every_bit_that_they_cover() {
         }
         // The header is covered in any case: here, the number.
         let mut damaged = frame.clone();
-        damaged[VTL + 31] ^= 4;
+        damaged[VTL + field!(vtl_data_hdr, seq).end - 1] ^= 4;
         let before = receiver.session(HONEST).rx.received;
         arrive(&mut receiver, &damaged);
         assert_eq!(receiver.session(HONEST).rx.received, before);
@@ -100,7 +104,7 @@ fn checksums__every_bit_that_they_cover() {
     // A packet that claims to cover more than it has.
     let [mut sender, mut receiver] = pair(&SessionConfig::of("udp-lite"), 1);
     let mut frame = next(&mut sender, NOW).expect("a packet");
-    frame[VTL + 22..VTL + 24].copy_from_slice(&2000_u16.to_be_bytes());
+    frame[VTL..][AUX].copy_from_slice(&2000_u16.to_be_bytes());
     arrive(&mut receiver, &frame);
     assert_eq!(receiver.session(HONEST).rx.received, 0);
 }
@@ -258,7 +262,7 @@ fn halves__that_do_not_fit_together_are_no_packet() {
         (&second, 1920),
     ] {
         let mut wrong = frame.clone();
-        wrong[VTL + 22..VTL + 24].copy_from_slice(&at.to_be_bytes());
+        wrong[VTL..][AUX].copy_from_slice(&at.to_be_bytes());
         seal(&mut wrong);
         arrive(&mut receiver, &wrong);
     }
@@ -278,7 +282,7 @@ fn halves__that_do_not_fit_together_are_no_packet() {
 /// Makes a frame's checksum right.
 fn seal(frame: &mut [u8]) {
     let sum = vtl_proto::wire::checksum(&frame[VTL..]);
-    frame[VTL + 16..VTL + 20].copy_from_slice(&sum.to_le_bytes());
+    frame[VTL..][field!(vtl_hdr, csum)].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[test]
@@ -290,11 +294,16 @@ fn ecn__marks_are_counted_and_told() {
         };
         let [mut sender, mut receiver] = pair(&config, 1);
         let mut frame = next(&mut sender, NOW).expect("a packet");
-        let (shift, vtl) = if ipv6 { (4, 54) } else { (0, 34) };
-        assert_eq!(frame[15] >> shift & 3, 2, "{graft}: ECT(0)");
-        frame[15] |= 3 << shift;
+        // In IPv6 the traffic class is four bits further on.
+        let (shift, vtl) = if ipv6 {
+            (4, ip::OFFSET_V6)
+        } else {
+            (0, ip::OFFSET_V4)
+        };
+        assert_eq!(frame[ip::field::V4_TOS] >> shift & 3, 2, "{graft}: ECT(0)");
+        frame[ip::field::V4_TOS] |= 3 << shift;
         let ack = arrive(&mut receiver, &frame).expect("the last packet asks");
-        let told = u16::from_be_bytes([ack[vtl + 22], ack[vtl + 23]]);
+        let told = u16::from_be_bytes(ack[vtl..][AUX].try_into().expect("two bytes"));
         assert_eq!(
             (told, receiver.session(HONEST).rx.marked),
             (1, 1),
@@ -305,7 +314,10 @@ fn ecn__marks_are_counted_and_told() {
     }
     // The others do not understand marks, and do not ask for any.
     let [mut sender, _] = pair(&SessionConfig::of("udp-plus"), 1);
-    assert_eq!(next(&mut sender, NOW).expect("a packet")[15] & 3, 0);
+    assert_eq!(
+        next(&mut sender, NOW).expect("a packet")[ip::field::V4_TOS] & 3,
+        0
+    );
 }
 
 #[test]
@@ -431,7 +443,13 @@ fn go_back_n__answers_what_comes_too_early_and_keeps_nothing() {
     let again: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
     let seqs: Vec<u64> = again
         .iter()
-        .map(|f| u64::from_be_bytes(f[VTL + 24..VTL + 32].try_into().expect("eight")))
+        .map(|f| {
+            u64::from_be_bytes(
+                f[VTL..][field!(vtl_data_hdr, seq)]
+                    .try_into()
+                    .expect("eight"),
+            )
+        })
         .collect();
     assert_eq!(seqs, (1..10).collect::<Vec<_>>());
 }

@@ -6,6 +6,7 @@ mod table;
 use table::{MS, NEXT, NOW, SID, STOP, data_header, host};
 use vtl_proto::{
     intf::{self, VTL_DATA, VTL_F_ACK_NOW, VTL_PROBE},
+    ip,
     wire::{Ack, Packet},
 };
 use vtl_sim::{ffi, host::Host};
@@ -22,7 +23,7 @@ fn checksum_verify__every_length_and_every_bit() {
         h.tx_ctl(SID).producer = 1;
         let mut frame = [0; 2048];
         let length = h.egress(SID, NOW, &mut frame).expect("something to send");
-        let Ok(Packet::Data(d)) = Packet::parse(&frame[34..length]) else {
+        let Ok(Packet::Data(d)) = Packet::parse(&frame[ip::OFFSET_V4..length]) else {
             panic!("{len}")
         };
         assert_eq!(d.payload.len(), len);
@@ -37,7 +38,7 @@ fn checksum_verify__every_length_and_every_bit() {
         let payload = d.payload.to_vec();
         // SAFETY: 40 initialised bytes; any bit pattern is a header.
         let good: intf::vtl_data_hdr =
-            unsafe { std::ptr::read_unaligned(frame[34..].as_ptr().cast()) };
+            unsafe { std::ptr::read_unaligned(frame[ip::OFFSET_V4..].as_ptr().cast()) };
         let verify = |receiver: &mut Host, hdr: &mut _, payload: &[u8]| {
             let sum = payload.chunks(8).map(|word| {
                 let mut bytes = [0; 8];
@@ -73,12 +74,12 @@ fn checksum_verify__probe_has_no_payload() {
     let mut frame = [0; 2048];
     let length = h.egress(SID, NOW, &mut frame).expect("a probe");
     assert!(matches!(
-        Packet::parse(&frame[34..length]),
+        Packet::parse(&frame[ip::OFFSET_V4..length]),
         Ok(Packet::Probe(_))
     ));
     // SAFETY: 40 initialised bytes; any bit pattern is a header.
     let mut hdr: intf::vtl_data_hdr =
-        unsafe { std::ptr::read_unaligned(frame[34..].as_ptr().cast()) };
+        unsafe { std::ptr::read_unaligned(frame[ip::OFFSET_V4..].as_ptr().cast()) };
     let probe = |i: &mut ffi::vtl_in| i.type_ = VTL_PROBE as u8;
     assert_eq!(
         h.input(ffi::vtl_native_checksum_verify, SID, &mut hdr, probe)
@@ -348,7 +349,7 @@ fn make__window_update_needs_no_data() {
     let mut h = host(|s| s.rx.ack_now = 1);
     let mut frame = [0; 2048];
     let length = h.egress(SID, NOW, &mut frame).expect("an acknowledgement");
-    let Ok(Packet::Ack(a)) = Packet::parse(&frame[34..length]) else {
+    let Ok(Packet::Ack(a)) = Packet::parse(&frame[ip::OFFSET_V4..length]) else {
         panic!("no ACK")
     };
     assert_eq!(

@@ -7,6 +7,7 @@ mod table;
 use table::{MS, NEXT, NOW, SEND, SID, STOP, host};
 use vtl_proto::{
     intf::{self, VTL_F_ACK_NOW, VTL_F_RETRANSMIT, vtl_session},
+    ip,
     wire::{Ack, Header, Packet},
 };
 use vtl_sim::{
@@ -550,7 +551,7 @@ fn make__one_packet_of_each_kind() {
     h.session_mut(SID).ifindex = 1;
     let n = h.egress(SID, NOW, &mut frame).expect("DATA");
     assert!(
-        matches!(Packet::parse(&frame[34..n]), Ok(Packet::Data(d)) if d.seq == 0 && d.payload == [0])
+        matches!(Packet::parse(&frame[ip::OFFSET_V4..n]), Ok(Packet::Data(d)) if d.seq == 0 && d.payload == [0])
     );
     assert_eq!(h.session(SID).tx.wake_ns, 0, "there may be more");
     assert_eq!(h.egress(SID, NOW, &mut frame), None);
@@ -560,7 +561,7 @@ fn make__one_packet_of_each_kind() {
     let n = h
         .egress(SID, NOW + 500 * MS, &mut frame)
         .expect("the probe timeout");
-    assert!(matches!(Packet::parse(&frame[34..n]), Ok(Packet::Data(d)) if d.xid == 2));
+    assert!(matches!(Packet::parse(&frame[ip::OFFSET_V4..n]), Ok(Packet::Data(d)) if d.xid == 2));
     assert_eq!(h.stat(intf::VTL_ST_TX_PACKETS), 2);
     let (verdict, _) = h.out(ffi::vtl_native_make, SID, NOW, |_| ());
     assert!(verdict == STOP && verdict != SEND);
@@ -601,9 +602,9 @@ fn listen__an_acknowledgement_that_ends_a_row_of_timeouts_makes_egress_look_agai
         bitmap: &[],
     });
     // Addresses and length are those of the packet that the peer answers, exchanged.
-    let (destination, source) = frame[26..34].split_at_mut(4);
+    let (destination, source) = frame[ip::field::V4_ADDRESSES].split_at_mut(4);
     destination.swap_with_slice(source);
-    let n = 34 + ack.emit(&mut frame[34..]).expect("room");
+    let n = ip::OFFSET_V4 + ack.emit(&mut frame[ip::OFFSET_V4..]).expect("room");
     now += 10 * MS;
     let answer = h.ingress(now, &frame[..n], &mut [0; 2048]);
     assert_eq!((answer, h.session(SID).tx.acks), (None, 1));

@@ -13,13 +13,12 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
-use vtl_proto::intf;
+use vtl_proto::{intf, ip};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{World, packet_socket, until};
 
 const SIZE: usize = 4 << 20;
-const ETHERNET: usize = 14;
 const UDP: u8 = 17;
 /// A link-layer address: whoever follows it is heard no more.
 const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x66];
@@ -53,9 +52,11 @@ impl Meddler {
                     && is_vtl(&buffer[..length])
                 {
                     number += 1;
-                    followed += u64::from(buffer[..6] == NOBODY && !is_ack(&buffer));
+                    followed += u64::from(
+                        buffer[ip::field::LINK_DESTINATION] == NOBODY && !is_ack(&buffer),
+                    );
                     let (mut frame, to_sender) = variation(&buffer[..length], number);
-                    frame[6..12].copy_from_slice(&NOBODY);
+                    frame[ip::field::LINK_SOURCE].copy_from_slice(&NOBODY);
                     held.push_back((Instant::now() + BEHIND, frame, to_sender));
                 }
                 while let Some((_, frame, to_sender)) =
@@ -100,31 +101,33 @@ fn on_interface(name: &str) -> OwnedFd {
 /// Whether an IPv4 frame is one of VTL's: of its protocol, or of UDP.
 fn is_vtl(frame: &[u8]) -> bool {
     let protocols = [intf::VTL_IPPROTO as u8, UDP];
-    frame.get(12..14) == Some(&[8, 0])
+    frame.get(ip::field::ETHERTYPE) == Some(&[8, 0])
         && frame
-            .get(ETHERNET + 9)
+            .get(ip::field::V4_PROTOCOL)
             .is_some_and(|p| protocols.contains(p))
 }
 
 /// Whether a packet is an acknowledgement, if it is a session's: each copy is answered where it came from.
 fn is_ack(frame: &[u8]) -> bool {
-    u32::from(frame[ETHERNET + 20] & 15) == intf::VTL_ACK
+    u32::from(frame[ip::OFFSET_V4] & 15) == intf::VTL_ACK
 }
 
 /// What becomes of a packet, and whether it goes back to who has sent it.
 fn variation(frame: &[u8], number: usize) -> (Vec<u8>, bool) {
     let mut frame = frame.to_vec();
-    let body = ETHERNET + 20;
+    let body = ip::OFFSET_V4;
     let last = frame.len() - 1;
     match number % 6 {
         // Once more.
         0 | 1 => (frame, false),
         // Reflected.
         2 => {
-            for (one, other) in [(0, 6), (ETHERNET + 12, ETHERNET + 16)] {
-                let length = if one == 0 { 6 } else { 4 };
-                for i in 0..length {
-                    frame.swap(one + i, other + i);
+            for (one, other) in [
+                (ip::field::LINK_DESTINATION, ip::field::LINK_SOURCE),
+                (ip::field::V4_SOURCE, ip::field::V4_DESTINATION),
+            ] {
+                for (i, j) in one.zip(other) {
+                    frame.swap(i, j);
                 }
             }
             (frame, true)

@@ -11,7 +11,7 @@ use std::{
 
 use nix::sys::socket::{MsgFlags, SockaddrStorage, bind, recv, sendto};
 use vtl_proto::{
-    intf,
+    field, intf,
     services::Services,
     wire::{Gids, Header, Nego, Packet, checksum},
 };
@@ -106,18 +106,21 @@ impl Stranger {
 
     /// Correct as far as the checksum goes.
     fn send_sealed(&self, bytes: &mut [u8]) {
-        if bytes.len() >= 20 {
-            bytes[16..20].fill(0);
-            let sum = checksum(bytes);
-            bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+        let sum = checksum(bytes);
+        if let Some(field) = bytes.get_mut(field!(vtl_hdr, csum)) {
+            field.copy_from_slice(&sum.to_le_bytes());
         }
         self.send(bytes);
     }
 
     /// A packet of each type with random fields, whole, cut, grown, or with a lie about its length.
     fn send_mutations(&mut self, count: usize) {
+        const HEADER: usize = size_of::<intf::vtl_hdr>();
+        const DATA: usize = size_of::<intf::vtl_data_hdr>();
+        const ACK: usize = size_of::<intf::vtl_ack_hdr>();
+        const NEGO: usize = size_of::<intf::vtl_nego>();
         for i in 0..count {
-            let mut bytes = vec![0; [24, 40, 72, 160, 512, 1400][i % 6]];
+            let mut bytes = vec![0; [HEADER, DATA, ACK, NEGO, 512, 1400][i % 6]];
             for chunk in bytes.chunks_mut(8) {
                 let word = self.random().to_ne_bytes();
                 chunk.copy_from_slice(&word[..chunk.len()]);
@@ -125,21 +128,23 @@ impl Stranger {
             let kind = (self.random() % 16) as u8;
             // Mostly the right version, mostly sessions that exist.
             bytes[0] = if i % 8 == 0 { kind << 4 } else { VERSION } | kind;
-            bytes[2..4].copy_from_slice(&((self.random() % 4) as u16).to_be_bytes());
-            bytes[4..8].copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
+            bytes[field!(vtl_hdr, gid)]
+                .copy_from_slice(&((self.random() % 4) as u16).to_be_bytes());
+            bytes[field!(vtl_hdr, sid)]
+                .copy_from_slice(&((self.random() % 5) as u32).to_be_bytes());
             let own = match kind {
-                0 | 2 => 40,
-                1 => 72,
-                3..=5 => 160,
-                _ => 24,
+                0 | 2 => DATA,
+                1 => ACK,
+                3..=5 => NEGO,
+                _ => HEADER,
             };
             let length = match i % 3 {
                 0 => bytes.len().saturating_sub(own) as u16,
                 1 => 0xffff,
                 _ => self.random() as u16,
             };
-            bytes[20..22].copy_from_slice(&length.to_be_bytes());
-            bytes[22..24].fill(0);
+            bytes[field!(vtl_hdr, len)].copy_from_slice(&length.to_be_bytes());
+            bytes[field!(vtl_hdr, aux)].fill(0);
             match i % 4 {
                 0 => self.send(&bytes),
                 1 => {

@@ -57,4 +57,26 @@ macro_rules! put {
     };
 }
 
+/// Bytes of a field that a closure reads.
+#[doc(hidden)]
+#[must_use]
+pub const fn size_of_field<S, T>(_: fn(&S) -> T) -> usize {
+    size_of::<T>()
+}
+
+/// `field!(struct, field)`: the field's bytes in a VTL header, as a range; for what damages packets, or reads damaged
+/// ones.
+///
+/// ```
+/// assert_eq!(vtl_proto::field!(vtl_hdr, len).len(), 2);
+/// ```
+#[macro_export]
+macro_rules! field {
+    ($struct:ident, $field:ident) => {{
+        const AT: usize = core::mem::offset_of!($crate::intf::$struct, $field);
+        const SIZE: usize = $crate::wire::size_of_field(|s: &$crate::intf::$struct| s.$field);
+        AT..AT + SIZE
+    }};
+}
+
 pub(crate) use {get, put};

@@ -438,11 +438,11 @@ fn gids__too_many() {
 #[test]
 fn checksum__carries_and_padding() {
     let mut bytes = [0xff; 25];
-    bytes[16..20].fill(0);
+    bytes[crate::field!(vtl_hdr, csum)].fill(0);
     // Twice -1, 2^64 - 2^32, and a byte of ones padded: 0xffffffff_000000fd modulo 2^64.
     assert_eq!(checksum(&bytes), !0xfd);
     let sum = checksum(&bytes);
-    bytes[16..20].fill(0x77);
+    bytes[crate::field!(vtl_hdr, csum)].fill(0x77);
     assert_eq!(
         checksum(&bytes),
         sum,
