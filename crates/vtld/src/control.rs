@@ -213,7 +213,7 @@ impl Service {
             // SAFETY: accept made this descriptor for us alone.
             Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
             Err(error) => {
-                tracing::warn!(%error, "accepting a control connection");
+                tracing::warn!(%error, "control socket: cannot accept");
                 thread::sleep(std::time::Duration::from_millis(50));
                 return;
             }
@@ -236,7 +236,7 @@ impl Service {
         clients.insert(owner, Arc::clone(&connection));
         drop(clients);
         if let Err(error) = self.epoll.add(&connection.socket, once(owner)) {
-            tracing::warn!(%error, "no place for a control connection");
+            tracing::warn!(%error, "control socket: cannot watch a connection: closed");
             self.clients().remove(&owner);
         }
     }
@@ -263,7 +263,7 @@ impl Service {
             .stack_size(256 << 10)
             .spawn(work);
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread for a request");
+            tracing::warn!(%error, "control socket: cannot start a thread for a request: connection closed");
             self.clients().remove(&owner);
             self.broker.gone(owner);
         }

@@ -300,7 +300,7 @@ pub fn has_manager() -> bool {
 /// Notifies the service manager that the daemon is ready.
 pub fn ready() {
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
-        tracing::warn!(%error, "the service manager was not told that vtld is ready");
+        tracing::warn!(%error, "handover: cannot notify the service manager that vtld is ready");
     }
 }
 
@@ -351,7 +351,7 @@ pub fn given() -> Given {
             NAME => given.left = Some(fd),
             FRAMES if is_elsewhere(&fd) => given.frames = Some(fd),
             FRAMES => tracing::warn!(
-                "the socket for live frames is of this network namespace: PrivateNetwork= failed"
+                "egress: the socket of vtld-frames.socket is of this network namespace and is not used: its PrivateNetwork= had no effect"
             ),
             _ => {}
         }
@@ -359,7 +359,7 @@ pub fn given() -> Given {
     if given.left.is_some() {
         let forget = [NotifyState::FdStoreRemove, NotifyState::FdName(NAME)];
         if let Err(error) = sd_notify::notify(&forget) {
-            tracing::warn!(%error, "the service manager keeps what was taken over");
+            tracing::warn!(%error, "handover: cannot remove the state from the service manager's descriptor store");
         }
     }
     given

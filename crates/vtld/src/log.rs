@@ -62,10 +62,7 @@ fn write(
         let _ = to.write_all(&line);
         let missing = missing.swap(0, Ordering::Relaxed);
         if missing > 0 {
-            let _ = writeln!(
-                to,
-                "{missing} lines were left out: writing them took too long"
-            );
+            let _ = writeln!(to, "{missing} log lines dropped: their reader is too slow");
         }
         if line.is_empty() {
             let _ = to.flush();
@@ -137,7 +134,8 @@ mod tests {
         drop(written);
         drop(log);
         let lines = reader.join().unwrap();
-        let (told, whole): (Vec<_>, Vec<_>) = lines.iter().partition(|l| l.contains("left out"));
+        let (told, whole): (Vec<_>, Vec<_>) =
+            lines.iter().partition(|l| l.contains("log lines dropped"));
         let missing: usize = told
             .iter()
             .map(|l| l.split_once(' ').unwrap().0.parse::<usize>().unwrap())

@@ -186,7 +186,7 @@ fn allow_descriptors(sessions: usize) {
             .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))
     });
     if let Err(error) = raised {
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        tracing::debug!(%error, "cannot raise the limit of open files");
     }
 }
 
@@ -331,7 +331,7 @@ fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Lef
         Ok(left) => Ok((Some(left), patience)),
         Err(error) => {
             // The former daemon's connections are lost; new ones can still be carried.
-            tracing::error!(%error, "starting without what was before");
+            tracing::error!(%error, "handover: cannot take over: the former daemon's connections are lost");
             Ok((None, patience))
         }
     }
@@ -350,8 +350,8 @@ fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handl
         None => return,
     };
     match handed {
-        Ok(connections) => tracing::info!(connections, "handed over"),
-        Err(error) => tracing::error!(%error, "the connections end"),
+        Ok(connections) => tracing::info!(connections, "handover: connections handed over"),
+        Err(error) => tracing::error!(%error, "handover: failed: the connections end"),
     }
 }
 
@@ -434,7 +434,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(at) = args.metrics {
         // The daemon before has let go of the port by now. Anybody may have taken it: connections matter more.
         if let Err(error) = netmon::serve(at, Arc::clone(&monitor)) {
-            tracing::error!(%error, "cannot serve --metrics {at}: goes on without");
+            tracing::error!(%error, "metrics: cannot serve --metrics {at}: continues without");
         }
     }
     let scope = Scope::new(args.interface.clone());
@@ -453,7 +453,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let is_heir = left.is_some();
     match left {
         Some(left) => {
-            tracing::info!(connections = left.connections(), "taken over");
+            tracing::info!(
+                connections = left.connections(),
+                "handover: connections taken over"
+            );
             left.resume(&hooker, &broker);
         }
         None => hooker.begin(),

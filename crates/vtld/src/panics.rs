@@ -44,7 +44,7 @@ pub fn watch() {
     panic::set_hook(Box::new(|panic| {
         let current = thread::current();
         let thread = current.name().unwrap_or("unnamed");
-        tracing::error!(thread, %panic, "panic: the daemon ends");
+        tracing::error!(thread, %panic, "panic: the daemon hands over and exits");
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
             tracing::error!(thread, "{trace}");
@@ -62,7 +62,7 @@ pub fn watch() {
 pub fn watch_carriers() {
     panic::set_hook(Box::new(|panic| {
         if ISOLATED.get() {
-            tracing::warn!(%panic, "panic: ends one carrier");
+            tracing::warn!(%panic, "panic: one carrier closed");
             return;
         }
         // The log is no longer written.

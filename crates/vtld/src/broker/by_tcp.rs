@@ -148,7 +148,9 @@ impl ByTcp {
         let connected = self
             .connections
             .connect(session.local, session.peer, now_ns())
-            .inspect_err(|error| tracing::debug!(%error, peer = %session.peer, "no connection"));
+            .inspect_err(
+                |error| tracing::debug!(%error, peer = %session.peer, "tunnel: cannot connect"),
+            );
         session.tunnel = connected.ok();
         let number = session.tunnel?;
         self.watch(number, true);
@@ -203,7 +205,7 @@ impl ByTcp {
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, number, "a connection for packets has ended");
+                tracing::debug!(%error, number, "tunnel: closed");
                 self.connections.close(number);
             }
         }
@@ -245,7 +247,7 @@ impl ByTcp {
                 bytes: packet.to_vec(),
             }),
             Err(error) => {
-                tracing::debug!(%error, "a packet is not taken");
+                tracing::debug!(%error, "tunnel: cannot inject a packet");
                 None
             }
         }

@@ -237,7 +237,7 @@ impl Workshop {
                     reply,
                 } => {
                     if let Err(error) = store(&self.pool, &package.manifest, &package.bytes) {
-                        tracing::warn!(%error, "the package is in the kernel, but not in the pool");
+                        tracing::warn!(%error, "pool: the package is deployed, but cannot be stored: it is gone after a restart");
                     }
                     let _ = reply.send(Ok(answer));
                     None
@@ -261,10 +261,13 @@ impl Workshop {
     pub(super) fn read(&mut self) -> Result<Trust, String> {
         let trust = Trust::read(&self.keys).map_err(|e| e.to_string())?;
         for error in &trust.left_out {
-            tracing::warn!(%error, "a key is not trusted");
+            tracing::warn!(%error, "pool: key ignored");
         }
         if let Some(error) = trust.revocations().unusable() {
-            tracing::warn!(error, "no package is taken: the revocations cannot be used");
+            tracing::warn!(
+                error,
+                "pool: revoked.toml cannot be used: all packages refused"
+            );
         }
         self.library
             .refresh(&self.pool, &trust)
@@ -340,7 +343,7 @@ impl Workshop {
 
     fn look(&self, known: &BTreeSet<u32>) -> News {
         let there = netdev::interfaces().unwrap_or_else(|error| {
-            tracing::warn!(%error, "no interfaces to attach to");
+            tracing::warn!(%error, "interfaces: cannot list them");
             Vec::new()
         });
         self.move_fence();
@@ -348,7 +351,8 @@ impl Workshop {
         let attach = |i: &Interface| {
             let attached = self.loader.attach(i, self.ingress);
             // The interface may have gone again.
-            let failed = |error: &_| tracing::warn!(%error, interface = i.name, "not attached");
+            let failed =
+                |error: &_| tracing::warn!(%error, interface = i.name, "interfaces: cannot attach");
             attached.inspect_err(failed).ok()
         };
         // Or renamed.
@@ -365,7 +369,10 @@ impl Workshop {
         let moved = self.scope.inside().map_err(|error| error.to_string());
         let moved = moved.and_then(|inside| fence.set(&inside).map_err(|error| error.to_string()));
         if let Err(error) = moved {
-            tracing::warn!(error, "peers behind new interfaces have plain TCP");
+            tracing::warn!(
+                error,
+                "interfaces: cannot admit new ones to VTL's ports: peers behind them have plain TCP"
+            );
         }
     }
 }

@@ -25,7 +25,7 @@ impl Sockets {
             Ok(v4) => [Some(v4), Raw::open(true, Way::Udp).ok()],
             Err(error) => {
                 let port = intf::VTL_UDP_PORT;
-                tracing::warn!(%error, port, "no packets by UDP");
+                tracing::warn!(%error, port, "session: cannot bind the UDP port: no UDP encapsulation");
                 [None, None]
             }
         };
@@ -85,7 +85,7 @@ impl Sockets {
             return;
         };
         if let Err(error) = socket.send(packet, from, to, port) {
-            tracing::debug!(%error, %to, "a control packet cannot be sent");
+            tracing::debug!(%error, %to, "session: cannot send a control packet");
         }
     }
 }

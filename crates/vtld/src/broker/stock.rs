@@ -179,7 +179,7 @@ impl Stock {
     fn collect(&mut self) {
         while let Ok(delivery) = self.deliveries.try_recv() {
             if let Err(error) = self.accept(delivery) {
-                tracing::debug!(%error, "no rings to keep ready");
+                tracing::debug!(%error, "rings: cannot make");
                 self.owed.clear();
                 self.failed = self.wanted.then_some(error);
             }
@@ -352,7 +352,7 @@ impl Workshop {
             sizes.push(size);
         }
         let made = self.maker.make(&sizes).unwrap_or_else(|error| {
-            tracing::debug!(%error, "rings cannot be made");
+            tracing::debug!(%error, "rings: cannot make");
             Vec::new()
         });
         self.used -= sizes[made.len()..].iter().copied().map(bytes).sum::<u64>();
@@ -391,7 +391,7 @@ impl Workshop {
                 self.used -= freed;
                 self.sets -= count;
             }
-            Err(error) => tracing::warn!(%error, "rings cannot be taken away"),
+            Err(error) => tracing::warn!(%error, "rings: cannot free"),
         }
         Some(())
     }

@@ -105,7 +105,7 @@ impl Tunnels {
     pub(super) fn open() -> Self {
         let listeners = [false, true].map(|v6| {
             listen(v6)
-                .inspect_err(|error| tracing::info!(%error, v6, port = PORT, "no packets by TCP"))
+                .inspect_err(|error| tracing::info!(%error, v6, port = PORT, "tunnel: cannot listen: no sessions over TCP from peers"))
                 .ok()
         });
         Self {
@@ -137,13 +137,13 @@ impl Tunnels {
                 || theirs.count() >= MOST_EACH
                 || of_network.count() >= MOST_OF_NETWORK
             {
-                tracing::debug!(%client, "a connection too many");
+                tracing::debug!(%client, "tunnel: refused: too many connections");
                 continue;
             }
             let prepared = stream.set_nonblocking(true).and(local);
             match prepared.and_then(|local| self.add(stream, local, peer, true, now)) {
                 Ok(number) => return Some(number),
-                Err(error) => tracing::debug!(%error, %client, "a connection is not taken"),
+                Err(error) => tracing::debug!(%error, %client, "tunnel: cannot accept"),
             }
         }
     }

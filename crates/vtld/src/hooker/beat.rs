@@ -70,7 +70,7 @@ impl Heart {
                             watchdog.feed();
                         }
                     } else if was_there {
-                        tracing::error!("a thread hangs: new connections are left to TCP");
+                        tracing::error!("watchdog: a thread hangs: new connections are plain TCP");
                     }
                     was_there = is_there;
                 }
@@ -103,7 +103,7 @@ impl Watchdog {
             .spawn(move || {
                 for () in inbox {
                     if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
-                        tracing::warn!(%error, "watchdog: the service manager was not told");
+                        tracing::warn!(%error, "watchdog: cannot notify the service manager");
                     }
                 }
             })?;
@@ -130,7 +130,7 @@ fn beat(shared: &Shared) {
         return;
     }
     if let Err(error) = shared.maps.beat() {
-        tracing::warn!(%error, "connections are left to TCP");
+        tracing::warn!(%error, "watchdog: cannot write the heartbeat: new connections are plain TCP");
     }
 }
 

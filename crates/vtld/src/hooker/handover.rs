@@ -137,7 +137,7 @@ impl Hooker {
         // Stop steering.
         *shared.is_left() = true;
         if let Err(error) = shared.maps.beat_no_more() {
-            tracing::debug!(%error, "connections may wait for the next daemon");
+            tracing::debug!(%error, "handover: cannot clear the heartbeat: connects may wait for the next daemon");
         }
         let mut groups = Vec::new();
         for (path, lock) in folders {
@@ -202,7 +202,7 @@ impl Hooker {
         for hook in left.hooks {
             let what = format!("{:?}", hook.what);
             if let Err(error) = shared.hooks().adopt(shared, hook) {
-                tracing::warn!(%error, what, "a hook was not taken over");
+                tracing::warn!(%error, what, "handover: hook lost");
             }
         }
         let steering = left.steering.into_iter();
@@ -217,7 +217,7 @@ impl Hooker {
             let [a, b] = sides;
             match side(a).and_then(|a| Ok([a, side(b)?])) {
                 Ok(sides) => shared.proxy.resume(sides, guard),
-                Err(error) => tracing::warn!(%error, "a connection was not taken over"),
+                Err(error) => tracing::warn!(%error, "handover: proxied connection lost"),
             }
         }
         self.begin();

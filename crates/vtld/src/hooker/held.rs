@@ -109,7 +109,7 @@ impl Flows {
         };
         // A lost packet is made up for by the application's SYN retransmission.
         if let Some(Err(error)) = raw.map(|raw| sock::send_to(raw, packet, to.ip())) {
-            tracing::debug!(%error, %to, "cannot send on the loopback");
+            tracing::debug!(%error, %to, "hooker: cannot send on the loopback");
         }
     }
 

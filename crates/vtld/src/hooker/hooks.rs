@@ -437,7 +437,7 @@ impl Hooks {
         }
         for id in in_vain {
             if let Err(error) = self.end(shared, id) {
-                tracing::warn!(%error, "a port stays hooked");
+                tracing::warn!(%error, "hooks: cannot unhook a port");
             }
         }
         result
@@ -533,7 +533,7 @@ impl Hooks {
         if self.steers()
             && let Err(error) = self.interfaces.update(&self.programs)
         {
-            tracing::warn!(%error, "connections that come in there stay plain TCP");
+            tracing::warn!(%error, "hooks: cannot attach to an interface: connections accepted there stay plain TCP");
         }
     }
 }

@@ -339,10 +339,10 @@ impl Handle {
         let ttl = self.shared.config.plain_ttl;
         match self.shared.maps.leave_near(host, ttl) {
             Ok(true) => {
-                tracing::info!(%host, "near, and its path is clean: connections that name no carrier go past vtld");
+                tracing::info!(%host, "hooker: near host with a clean path: connects that name no carrier bypass vtld");
             }
             Ok(false) => {}
-            Err(error) => tracing::debug!(%error, %host, "a near host was not remembered"),
+            Err(error) => tracing::debug!(%error, %host, "hooker: cannot remember a near host"),
         }
     }
 
@@ -601,7 +601,7 @@ impl Drop for Hooker {
 fn load(hook: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Programs, HookerError> {
     match Programs::load(hook, maps) {
         Err(error) if !maps.is_empty() => {
-            tracing::warn!(%error, "applications see addresses of the loopback: another version's maps");
+            tracing::warn!(%error, "handover: the maps are of another version: applications with open connections see loopback addresses");
             Programs::load(hook, &[])
         }
         loaded => loaded,
@@ -637,7 +637,7 @@ fn allow_many_descriptors() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::debug!(%error, "the limit of open files stays as it is");
+        tracing::debug!(%error, "hooker: cannot raise the limit of open files");
     }
 }
 

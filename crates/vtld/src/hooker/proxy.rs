@@ -344,7 +344,7 @@ impl Proxy {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "the proxy cannot wait for its sockets");
+                    tracing::error!(%error, "proxy: epoll failed: its connections end");
                     return;
                 }
             };
@@ -402,7 +402,7 @@ impl Proxy {
                 }
                 Command::Join(sides, guard) => match self.join(sides, guard) {
                     Ok(place) => touched.push(place),
-                    Err(error) => tracing::warn!(%error, "a connection cannot be proxied"),
+                    Err(error) => tracing::warn!(%error, "proxy: cannot take a connection: closed"),
                 },
             }
         }

@@ -155,7 +155,7 @@ impl Worker {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "the Hooker cannot wait for its sockets");
+                    tracing::error!(%error, "hooker: epoll failed: no more connects are captured");
                     return;
                 }
             };
@@ -240,7 +240,7 @@ impl Worker {
         for token in due {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let held = attempt.cancel(&self.shared);
-                tracing::debug!(dest = %held.dest(), "no answer to a SYN with the option");
+                tracing::debug!(dest = %held.dest(), "hooker: no answer to a SYN with VTL's option");
                 self.connect_plain(held);
             }
         }
@@ -248,7 +248,7 @@ impl Worker {
 
     fn held_syns(&mut self) {
         if let Err(error) = self.syns.ring.consume() {
-            tracing::warn!(%error, "cannot read held SYNs");
+            tracing::warn!(%error, "hooker: cannot read held SYNs");
         }
         while let Ok(syn) = self.syns.read.try_recv() {
             if let Some(held) = self.shared.flows.hold(&self.shared, &syn) {
@@ -302,7 +302,7 @@ impl Worker {
         if !lacks_descriptors(error) || held.requires_carrier() {
             return held.refuse(ConnectError::from(error));
         }
-        tracing::warn!(%error, dest = %held.dest(), "connects go past vtld for a while");
+        tracing::warn!(%error, dest = %held.dest(), "hooker: no file descriptor left: connects to this destination bypass vtld for 10 s; raise LimitNOFILE=");
         let _ = self.shared.maps.leave_plain(held.dest(), RELIEF);
         held.put_off();
     }
@@ -352,7 +352,7 @@ impl Worker {
                 understood: None,
                 ..
             }) => {
-                tracing::debug!(dest = %held.dest(), "no answer to the option: plain TCP");
+                tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
                 // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
                 // earlier connection from the same port in TIME_WAIT and never reached vtld.
                 if !self.shared.broker.knows(held.dest().ip()) {
@@ -362,7 +362,7 @@ impl Worker {
                         false => self.shared.config.plain_ttl,
                     };
                     if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
-                        tracing::debug!(%error, "a destination without VTL was not remembered");
+                        tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
                     }
                 }
                 let proxy = self.shared.proxy.clone();
@@ -391,7 +391,9 @@ impl Worker {
                 .and_then(|()| stream.local_addr())
                 .and_then(|dest| Ok((dest, steering::client_says(&self.shared, &stream)?)));
             match taken {
-                Err(error) => tracing::debug!(%error, %client, "a steered connection is gone"),
+                Err(error) => {
+                    tracing::debug!(%error, %client, "hooker: a steered connection is gone");
+                }
                 Ok((dest, Some(name))) => {
                     self.shared.broker.server(ServerFlow {
                         peer: stream,
@@ -406,7 +408,9 @@ impl Worker {
                     Ok((app, guard)) => {
                         self.shared.proxy.join(app, stream, Some(guard));
                     }
-                    Err(error) => tracing::debug!(%error, %dest, "no local application"),
+                    Err(error) => {
+                        tracing::debug!(%error, %dest, "hooker: cannot connect to the local application");
+                    }
                 },
             }
         }
@@ -415,7 +419,7 @@ impl Worker {
 
 /// Refuses a connect that requires a carrier and could only be plain TCP.
 fn refuse_plain(held: HeldConnect) {
-    tracing::info!(dest = %held.dest(), "a carrier is required, and the destination does not speak VTL: connect refused");
+    tracing::info!(dest = %held.dest(), "hooker: connect refused: it requires a carrier, and the destination has no VTL");
     held.refuse(ConnectError::HostUnreachable);
 }
 

@@ -166,19 +166,19 @@ impl Certificates {
                 Ok(None) => {}
                 Ok(Some((_, read))) if read.key != key => {
                     let file = self.path.display();
-                    tracing::error!(%file, certified = %read.key, %key, "the certificate is not for this host's key: it is not shown");
+                    tracing::error!(%file, certified = %read.key, %key, "identity: certificate ignored: it certifies another key; have this host's signed anew");
                 }
                 Ok(Some((bytes, read))) => {
                     let (name, expires) = (&read.name, read.expiry());
                     if read.has_expired(SystemTime::now()) {
-                        tracing::warn!(name, %expires, "this host's certificate has expired");
+                        tracing::warn!(name, %expires, "identity: certificate expired: have it signed anew");
                     } else {
-                        tracing::info!(name, %expires, "this host has a certificate");
+                        tracing::info!(name, %expires, "identity: certificate loaded");
                     }
                     let told = Some(told(&read));
                     known.1 = Own { bytes, told };
                 }
-                Err(error) => tracing::error!(%error, "this host's certificate is not shown"),
+                Err(error) => tracing::error!(%error, "identity: certificate ignored"),
             }
         }
         known.1.clone()

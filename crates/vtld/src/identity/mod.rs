@@ -352,11 +352,11 @@ impl Identity {
                     // Learned by another association meanwhile.
                     Ok(false) => return self.judge(opener, peer, Some(shown), None),
                     Ok(true) => {
-                        tracing::info!(%peer, key = %shown, "a new peer, trusted on first use");
+                        tracing::info!(%peer, key = %shown, "identity: new peer, trusted on first use");
                     }
                     // Harmless: the next contact is a first use again.
                     Err(error) => {
-                        tracing::warn!(%peer, key = %shown, %error, "a peer was not learned");
+                        tracing::warn!(%peer, key = %shown, %error, "identity: cannot store the key of a new peer: its next contact is a first one again");
                     }
                 }
                 Ok(stranger())
@@ -450,7 +450,7 @@ fn host_key(state: &Path) -> Result<SecretKey, String> {
     let _ = std::fs::remove_file(state.join(format!("{HOST_KEY}.pub")));
     key.write(state, HOST_KEY)
         .map_err(|error| error.to_string())?;
-    tracing::info!(key = %key.public(), file = %path.display(), "this host has a key now");
+    tracing::info!(key = %key.public(), file = %path.display(), "identity: key generated");
     Ok(key)
 }
 

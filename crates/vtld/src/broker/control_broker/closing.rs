@@ -41,7 +41,7 @@ impl ControlBroker {
         let seen = session.observe(&entry);
         let action = session.lifecycle.poll(now, &seen);
         if let Action::End(End { tell: Some(_), .. }) = action {
-            tracing::info!(peer = %session.peer, sid, "the peer does not answer any more");
+            tracing::info!(peer = %session.peer, sid, "session: timeout, nothing heard from the peer");
         }
         self.act(sid, now, action);
     }
@@ -184,7 +184,7 @@ impl ControlBroker {
             (true, false) => return,
             (false, _) => {}
         }
-        tracing::debug!(peer = %session.peer, sid, aborted, "the peer closes the session");
+        tracing::debug!(peer = %session.peer, sid, aborted, "session: closed by the peer");
         // Validate the session, or its successor, first where due, which may remove it.
         while let Some(session) = self.sessions.get(sid) {
             let (succeeds, successor) = (session.succeeds.is_some(), session.successor);
@@ -247,7 +247,7 @@ impl ControlBroker {
             entry.set_state(intf::VTL_FREE);
         }
         self.responder.ended(sid);
-        tracing::debug!(peer = %session.peer, sid, ?end, "session ended");
+        tracing::debug!(peer = %session.peer, sid, ?end, "session: ended");
         self.shards.rest(sid);
         let Some(reason) = end.tell else {
             return self.forget(sid);
@@ -261,7 +261,7 @@ impl ControlBroker {
         let Some(session) = self.sessions.remove(sid) else {
             return;
         };
-        tracing::debug!(peer = %session.peer, sid, "session forgotten");
+        tracing::debug!(peer = %session.peer, sid, "session: removed");
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
             if let Some(rtt) = entry.measured_rtt() {

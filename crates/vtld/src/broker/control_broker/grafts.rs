@@ -60,10 +60,10 @@ impl ControlBroker {
                 gid,
                 instructions = info.instructions,
                 ms = took.as_secs_f64() * 1e3,
-                "deployed"
+                "graft: deployed"
             ),
             Err(error) => {
-                tracing::warn!(error, gid, "not deployed");
+                tracing::warn!(error, gid, "graft: cannot deploy");
                 self.pool.note_failed(gid, error);
             }
         }

@@ -430,7 +430,7 @@ impl ControlBroker {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
-        tracing::info!(peer = %session.peer, sid, port = session.port, "session open");
+        tracing::info!(peer = %session.peer, sid, port = session.port, "session: open");
         // Validates our address to the peer. Without a confirmed session there, a probe would be in vain.
         let nego = session.lifecycle.confirming();
         if nego.is_none_or(|nego| nego.is_finishing())
@@ -486,7 +486,7 @@ impl ControlBroker {
         let Some((next, nego)) = next else {
             return self.failed(sid, why);
         };
-        tracing::info!(%peer, why, "the next choice");
+        tracing::info!(%peer, why, "session: refused by the peer: next graft offered");
         **nego = next;
         session.token = token;
         let asks = matches!(session.keying, Keying::Asked(_));
@@ -519,7 +519,7 @@ impl ControlBroker {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
-        tracing::info!(peer = %session.peer, why, "no session");
+        tracing::info!(peer = %session.peer, why, "session: cannot open");
         let peer = session.peer;
         if let Some(reply) = session.aware.reply.take() {
             let _ = reply.send(Err(match session.succeeds {
@@ -692,7 +692,7 @@ impl ControlBroker {
     /// Fails a session whose early data cannot be delivered.
     fn broken(&mut self, sid: u32, why: &str) {
         if let Some(session) = self.sessions.get(sid) {
-            tracing::info!(peer = %session.peer, why, "the session has come to nothing");
+            tracing::info!(peer = %session.peer, why, "session: aborted: early data not delivered");
         }
         self.fail(sid);
     }

@@ -118,7 +118,7 @@ impl ControlBroker {
 
     fn use_interface(&self, interface: &Interface) {
         let Interface { name, mtu, index } = interface;
-        tracing::info!(interface = name, mtu, ingress = ?self.config.ingress, "attached");
+        tracing::info!(interface = name, mtu, ingress = ?self.config.ingress, "interfaces: attached");
         self.shards.interface(*index, Some(*mtu));
     }
 

@@ -172,7 +172,7 @@ impl ControlBroker {
             Ok(caller)
         });
         registered
-            .inspect_err(|error| tracing::debug!(%error, sid, "all packets go by the pump"))
+            .inspect_err(|error| tracing::debug!(%error, sid, "session: no direct egress: all packets go by the pump"))
             .ok()
     }
 

@@ -38,7 +38,7 @@ impl ControlBroker {
                 Ok(Some(received)) => self.control_packet(received),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::debug!(%error, "receiving a control packet");
+                    tracing::debug!(%error, "session: cannot receive control packets");
                     return;
                 }
             }
@@ -55,7 +55,7 @@ impl ControlBroker {
                 if let Some(nack) = nego::refuse_version(&received.bytes) {
                     self.send_back(&nack, &received);
                 }
-                tracing::debug!(%error, from = %received.from, "a malformed control packet");
+                tracing::debug!(%error, from = %received.from, "session: malformed control packet dropped");
                 return;
             }
         };
@@ -128,7 +128,9 @@ impl ControlBroker {
     ) {
         match Extensions::parse(extensions) {
             Ok(extensions) => self.send(&packet.with_extensions(extensions), from, to, via),
-            Err(error) => tracing::error!(%error, "extensions of our own are none"),
+            Err(error) => {
+                tracing::error!(%error, "session: invalid extensions of our own: NEGO not sent");
+            }
         }
     }
 

@@ -182,7 +182,7 @@ impl ControlBroker {
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
-        tracing::info!(peer = %session.peer, sid, "nothing gets through but TCP");
+        tracing::info!(peer = %session.peer, sid, "session: path drops VTL's packets: they go over TCP");
         session.path.start_detour(now);
         entry.set_port(0);
         entry.set_tunnel(true);
@@ -214,7 +214,7 @@ impl ControlBroker {
             return;
         };
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
-            tracing::info!(peer = %session.peer, sid, way = %entry.way(), "without TCP again");
+            tracing::info!(peer = %session.peer, sid, way = %entry.way(), "session: packets leave TCP again");
             session.path.end_detour();
             self.turn(sid);
             return self.go_on(sid);
@@ -259,7 +259,7 @@ impl ControlBroker {
             return;
         };
         let peer = session.peer;
-        tracing::info!(%peer, payload = most, "the path takes smaller packets than before");
+        tracing::info!(%peer, payload = most, "session: path MTU reduced");
         session.set_path(most);
         self.peers
             .note_path(peer, most + session.path.way().overhead(), now);
@@ -271,7 +271,7 @@ impl ControlBroker {
             entry.probe(); // retransmits what is in flight at once, without waiting for the timeout
             self.shards.due(sid);
         } else if acknowledged {
-            tracing::info!(%peer, "and a packet that is larger cannot be sent again");
+            tracing::info!(%peer, "session: aborted: packets in flight exceed the new path MTU, and the graft cannot fragment");
             (0..ABORT_COPIES).for_each(|_| self.send_close(sid, true));
             self.fail(sid);
         }

@@ -200,7 +200,7 @@ impl ControlBroker {
         let agreed = match tls.finished(flight) {
             Ok(agreed) => agreed,
             Err(error) => {
-                tracing::debug!(%error, peer = %session.peer, "no end of a handshake");
+                tracing::debug!(%error, peer = %session.peer, "session: TLS handshake failed");
                 return;
             }
         };
@@ -216,7 +216,7 @@ impl ControlBroker {
             }
         };
         if let Some(why) = refused {
-            tracing::warn!(peer = %session.peer, why, "no session");
+            tracing::warn!(peer = %session.peer, why, "session: refused: peer not authorized");
             // The last flight has validated the address.
             self.send_to_peer_via(sid, intf::VTL_F_ABORT, received.via, Packet::Close);
             return self.forget(sid);
@@ -288,7 +288,7 @@ impl ControlBroker {
         session.lifecycle.handle_established(now);
         // Must precede the session's opening in the kernel.
         if let Err(error) = self.answer_hello(sid, request, &answer) {
-            tracing::debug!(%error, peer = %received.from, "no keys for a session");
+            tracing::debug!(%error, peer = %received.from, "session: cannot answer the TLS handshake");
             self.responder.handshake_failed(now);
             self.forget(sid);
             return Err(Reason::Extension);
@@ -387,6 +387,6 @@ impl ControlBroker {
 
 /// Logs why a session was not accepted.
 fn no_room(error: &str, received: &Received) -> Reason {
-    tracing::warn!(error, peer = %received.from, "a session was not accepted");
+    tracing::warn!(error, peer = %received.from, "session: refused: no room");
     Reason::NoRoom
 }

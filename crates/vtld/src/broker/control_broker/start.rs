@@ -75,7 +75,10 @@ impl ControlBroker {
             }
         }
         for name in config.scope.absent() {
-            tracing::warn!(interface = name, "there is no such interface yet");
+            tracing::warn!(
+                interface = name,
+                "interfaces: --interface names one that does not exist (yet)"
+            );
         }
         let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         let by_tcp = ByTcp::open(&plane, Arc::clone(&epoll))?;
@@ -85,7 +88,7 @@ impl ControlBroker {
             fence.close_port(Port::Tcp)?;
         }
         if let Err(error) = plane.attach_direct() {
-            tracing::info!(%error, "applications cannot run their own egress");
+            tracing::info!(%error, "egress: no direct egress for applications: all packets go by the pump");
         }
         let (launcher, library) = launcher(&plane, &config, fence, &events.parked)?;
         let mut broker = Self {
@@ -164,7 +167,7 @@ fn anchor(plane: &DataPlane, config: &Config) {
     };
     for shard in plane.shards() {
         if let Err(error) = shard.anchor_in(room) {
-            tracing::warn!(%error, shard = shard.number(), "by the socket of the unit vtld-frames");
+            tracing::warn!(%error, shard = shard.number(), "egress: cannot use the namespace of vtld-frames.socket");
         }
     }
 }
@@ -217,7 +220,7 @@ fn launcher(
     workshop.read().map_err(anyhow::Error::msg)?;
     let library = workshop.library.clone();
     for (path, why) in library.refused() {
-        tracing::warn!(package = %path.display(), %why, "not taken into the pool");
+        tracing::warn!(package = %path.display(), %why, "pool: package refused");
     }
     Ok((Launcher::start(workshop, waker(parked)), library))
 }

@@ -41,7 +41,7 @@ impl Bells {
             Ok(ring)
         });
         let ring = made.inspect_err(
-            |error| tracing::info!(%error, "no io_uring: sessions take one descriptor more"),
+            |error| tracing::info!(%error, "wake-ups: no io_uring: each session takes one more file descriptor"),
         );
         Self {
             ring: ring.ok(),

@@ -102,7 +102,7 @@ impl Call {
                 (served.turns, stuck.then_some(QUEUE_NS))
             }
             Some(Err(error)) => {
-                tracing::warn!(%error, "cannot transmit");
+                tracing::warn!(%error, "egress: cannot transmit: tried again");
                 (0, Some(RETRY_NS))
             }
             None => (0, Some(RETRY_NS)),

@@ -93,11 +93,11 @@ impl Worker {
             Entry::Occupied(pump) => Some(pump.into_mut()),
             Entry::Vacant(place) => {
                 let opened = Pump::open(&self.shard, ifindex, mtu, self.driver)
-                    .inspect_err(|error| tracing::error!(%error, ifindex, "no egress driver works"))
+                    .inspect_err(|error| tracing::error!(%error, ifindex, "egress: no driver works: nothing is sent by this interface"))
                     .ok();
                 let (pump, why) = opened?;
                 let name = pump.name();
-                tracing::info!(ifindex, driver = name, why, "egress driver");
+                tracing::info!(ifindex, driver = name, why, "egress: driver chosen");
                 self.news.tell(News::Driver { ifindex, name, why });
                 Some(place.insert(pump))
             }

@@ -161,7 +161,7 @@ impl Worker {
     ) -> anyhow::Result<Self> {
         let (ring, events) = events(&shard)?;
         let doorbell = Doorbell::of_shard(shard.number())
-            .inspect_err(|error| tracing::info!(%error, "no doorbell"))
+            .inspect_err(|error| tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead"))
             .ok();
         shard.order().set_bell(doorbell.is_some());
         let places = table.places();
@@ -178,7 +178,7 @@ impl Worker {
         if driver != Choice::Tc
             && let Err(error) = shard.prepare_live()
         {
-            tracing::info!(%error, "no live frames");
+            tracing::info!(%error, "egress: driver live unavailable");
         }
         Ok(Self {
             shard,
@@ -236,7 +236,9 @@ impl Worker {
             let count = wait(&self.epoll, &mut found, timeout);
             order.set_awake(true);
             if count == 0 && asleep && self.is_unheard() {
-                tracing::info!("the doorbell is not heard: is the loopback up?");
+                tracing::info!(
+                    "wake-ups: no frames from the loopback: ring buffers used instead; is lo up?"
+                );
                 order.set_bell(false);
             }
             // Orders first: kicked sessions must be registered.
