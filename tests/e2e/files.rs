@@ -93,7 +93,7 @@ fn send__what_cannot_be_is_one_sentence() {
 
     world.start(Host::Server, &[]);
     // Nobody waits at the port.
-    refused(&world.send(&file, &server), 1, "nobody waits at that port");
+    refused(&world.send(&file, &server), 1, "no listener at that port");
 
     // The port is taken.
     let recv = world.start_recv(&world.path(""), &[]);
@@ -116,7 +116,7 @@ fn send__what_cannot_be_is_one_sentence() {
     refused(
         &world.send(&file, &format!("{server}:8")),
         1,
-        "nobody waits at that port",
+        "no listener at that port",
     );
     assert!(
         world

@@ -43,7 +43,7 @@ pub enum Malformed {
     #[error("it is no certificate: {0}")]
     Form(&'static str),
     /// The signature does not match signer and content.
-    #[error("its signature does not fit")]
+    #[error("its signature is invalid")]
     Signature,
 }
 

@@ -67,7 +67,7 @@ pub enum Error {
     #[error("the manifest is not usable: {0}")]
     BadManifest(String),
     /// The manifest contradicts the object.
-    #[error("the manifest lies: it says {key} {claimed}, but the object says {actual}")]
+    #[error("the manifest contradicts the object: {key} is {claimed} in the manifest, {actual} in the object")]
     Lie {
         /// The contradicting key.
         key: &'static str,
@@ -78,7 +78,7 @@ pub enum Error {
     },
     /// A claimed service to which no transport function of the object contributes.
     #[error(
-        "the manifest lies: nothing in the object provides {services}; it consists of {functions}"
+        "the manifest contradicts the object: nothing in it provides {services}; it consists of {functions}"
     )]
     Unfounded {
         /// The services.
@@ -93,7 +93,7 @@ pub enum Error {
     #[error("the package is not signed: sign it with `vtl graft sign`")]
     Unsigned,
     /// The signature does not match the content.
-    #[error("the package was changed after it was signed: its signature does not fit")]
+    #[error("invalid signature: the package was altered after it was signed")]
     Tampered,
     /// The signature is valid, but its key is not trusted.
     #[error("the package is signed with a key that this host does not trust ({0})")]

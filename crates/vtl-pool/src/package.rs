@@ -296,11 +296,15 @@ mod tests {
         let more = Services::CONGESTION_CONTROL;
         let why = lie(&|m| m.services = m.services | more);
         assert!(
-            why.contains("lies: it says services") && why.contains("congestion-control"),
+            why.contains("contradicts the object: services is")
+                && why.contains("congestion-control"),
             "{why}"
         );
         let why = lie(&|m| m.gid = 63);
-        assert!(why.contains("gid 63, but the object says 5"), "{why}");
+        assert!(
+            why.contains("gid is 63 in the manifest, 5 in the object"),
+            "{why}"
+        );
         let why = lie(&|m| m.name = "other".into());
         assert!(why.contains("name other"), "{why}");
         let why = lie(&|m| m.functions.push("tf_magic".into()));
@@ -324,12 +328,13 @@ mod tests {
         let services = manifest().services | Services::CONGESTION_CONTROL;
         let name = b"selective-repeat\0";
         let at = image.windows(name.len()).position(|w| w == name).unwrap();
-        image[at + 36..at + 38].copy_from_slice(&services.bits().to_le_bytes());
+        let at = at + std::mem::offset_of!(vtl_proto::intf::vtl_graft_info, services);
+        image[at..at + 2].copy_from_slice(&services.bits().to_le_bytes());
         let mut manifest = manifest();
         manifest.services = services;
         let why = refusal(&forge(&manifest.to_text(), &image));
         assert!(
-            why.contains("nothing in the object provides congestion-control"),
+            why.contains("nothing in it provides congestion-control"),
             "{why}"
         );
     }

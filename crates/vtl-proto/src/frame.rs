@@ -334,7 +334,7 @@ pub enum FrameError {
     #[error("offset overflow")]
     Overflow,
     /// HELLO of another protocol, or of another version.
-    #[error("a greeting that is not VTL's")]
+    #[error("invalid HELLO: not VTL's")]
     Magic,
 }
 

@@ -117,13 +117,13 @@ pub enum Reason {
     #[error("no room for another session")]
     NoRoom,
     /// No listener at that port.
-    #[error("nobody waits at that port")]
+    #[error("no listener at that port")]
     NoListener,
     /// Unsupported version.
-    #[error("version not spoken there")]
+    #[error("unsupported version")]
     Version,
     /// Not a refusal: the initiator has to validate its address by returning the ticket.
-    #[error("it asks for a NEGO with a ticket")]
+    #[error("address validation: repeat the NEGO with the ticket of the answer")]
     Cookie,
     /// The ticket has opened a session before.
     #[error("the ticket was used before; early data may have arrived or not")]

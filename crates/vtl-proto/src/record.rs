@@ -16,7 +16,7 @@ pub struct Records(RangeInclusive<usize>);
 
 /// Invalid length of a record: the next record cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record says a length of {0} bytes, which none may have")]
+#[error("invalid record length: {0} bytes")]
 pub struct BadLength(pub usize);
 
 impl Records {

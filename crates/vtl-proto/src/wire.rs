@@ -261,7 +261,7 @@ pub enum WireError {
         need: usize,
     },
     /// Version other than `intf::VTL_VERSION`.
-    #[error("version {0} is not spoken here")]
+    #[error("unsupported version {0}")]
     Version(u8),
     /// Type not in `enum vtl_type`.
     #[error("unknown packet type {0}")]

@@ -25,7 +25,7 @@ pub enum Error {
     Cut(IpAddr),
     /// A packet failed authentication: it is not as the peer sealed it. Nothing after it is read,
     /// and the session is unusable.
-    #[error("a packet of {0} does not open: somebody on the path has changed it")]
+    #[error("authentication of a packet from {0} failed: it was altered on the path")]
     Forged(IpAddr),
     /// The operation does not fit the socket's mode, or comes too early.
     #[error("{0}")]

@@ -62,7 +62,7 @@ pub enum HandoverError {
     #[error("the former daemon ended before it had handed everything over")]
     Incomplete,
     /// It sent nothing for 10 s.
-    #[error("the former daemon does not go on handing over")]
+    #[error("timeout: the former daemon stopped handing over")]
     Silence,
     /// Its format version is unknown.
     #[error(
@@ -70,7 +70,7 @@ pub enum HandoverError {
     )]
     Format(u32),
     /// Its state is malformed.
-    #[error("what the former daemon has left cannot be read: {0}")]
+    #[error("cannot decode the former daemon's state: {0}")]
     Malformed(String),
     /// System error.
     #[error("taking over: {0}")]

@@ -37,7 +37,7 @@ impl Chunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A chunk exceeds the credit.
-    #[error("chunk up to offset {end} beyond the credit of {limit}")]
+    #[error("flow control violated: chunk up to offset {end}, credit {limit}")]
     BeyondCredit {
         /// Where the chunk ends.
         end: u64,
@@ -45,23 +45,23 @@ pub enum Violation {
         limit: u64,
     },
     /// Bytes beyond the end of the direction, or a second end.
-    #[error("the direction ends at offset {0}, and at another one")]
+    #[error("final size changed: end at offset {0}, and at another one")]
     TwoEnds(u64),
     /// More gaps than a receiver tracks.
     #[error("too many gaps")]
     TooManyGaps,
     /// Confirmation of bytes, or of an end, that were never sent.
-    #[error("offset {0} was confirmed and never sent")]
+    #[error("confirmation of offset {0}, which was never sent")]
     ConfirmedUnsent(u64),
     /// Invalid run of the TCP connection: its position precedes bytes already read, its offset overflows, or
     /// there are too many runs.
-    #[error("a run of the TCP connection begins at {0}, which cannot be")]
+    #[error("invalid run of the TCP connection at offset {0}")]
     BadRun(u64),
     /// Losses announced for a flow whose application does not tolerate them.
-    #[error("a carrier that loses chunks of a flow that needs them")]
+    #[error("unreliable carrier for a flow that requires reliability")]
     Loses,
     /// Bytes on the TCP connection beyond its run or the window.
-    #[error("bytes on the TCP connection that belong to no run")]
+    #[error("bytes outside any run on the TCP connection")]
     NoRun,
 }
 

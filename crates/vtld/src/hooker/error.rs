@@ -29,10 +29,10 @@ pub enum HookerError {
         source: libbpf_rs::Error,
     },
     /// The object lacks a program or map: it does not belong to this build.
-    #[error("the eBPF object has no {0}: build it anew")]
+    #[error("the eBPF object has no {0}: rebuild it")]
     Missing(&'static str),
     /// No cgroup v2 hierarchy.
-    #[error("the control groups of this process cannot be found: {0}")]
+    #[error("cannot find the cgroup of this process: {0}")]
     NoCgroup2(#[source] io::Error),
     /// No cgroup v2 hierarchy is mounted, and vtld cannot mount one.
     #[error(

@@ -78,7 +78,7 @@ pub(crate) enum Refused {
         "the key of {peer}, {shown}, is revoked (`revoked` in peers.toml): its connections are plain TCP"
     )]
     Revoked { peer: IpAddr, shown: String },
-    #[error("an association with {peer} goes on with another key: it has no carriers")]
+    #[error("the key of {peer} changed within an association: its carriers are closed")]
     Another { peer: IpAddr },
     #[error("the lists of peers cannot be used, so connections are plain TCP: {0}")]
     Files(String),
