@@ -152,7 +152,7 @@ MICRO(reverse, ACKD, REVERSE(s)->came_ns = c.now - zero;
       REVERSE(s)->took_us = i, tf_reverse(&c, REVERSE(s)))
 MICRO(rate, ACKD, BBR(s)->min_rtt_us = 900; c.delivered = 16; s->tx.next = 64; sent->xid = 0;
       sent->delivered = 0; sent->sent_ns = c.now - VTL_NS_PER_MS;
-      sent->delivered_ns = c.now - VTL_NS_PER_MS, tf_rate(&c, BBR(s)->min_rtt_us))
+      sent->delivered_ns = c.now - VTL_NS_PER_MS, tf_delivery_rate(&c, BBR(s)->min_rtt_us))
 MICRO_ONCE(congestion_bbr, ACKD, BBR(s)->min_rtt_us = 900; c.delivered = zero + 16;
            c.rtt_us = zero + 1000; c.rate = zero + (1 << 20); c.in_flight = zero + 64;
            s->tx.delivered += 16, tf_congestion_bbr(&c, BBR(s)))
@@ -320,7 +320,7 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
             if (!(VTL_LOAD(tx->lost[word]) & ~keep))
                 continue;
             __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-            vtl_loss_undo(s, vtl_bits(old & ~keep));
+            vtl_loss_undo(s, vtl_popcount(old & ~keep));
         }
         VTL_STORE(tx->una, cum);
         struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);

@@ -17,6 +17,6 @@
 #define GRAFT_PLACE(in) tf_receive_place(in), tf_ecn_note(in)
 #define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s))
 #define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 0)
-#define GRAFT_CONTROL(a) tf_rate(a, 0), CONGESTION_CONTROL(a, CC((a)->s))
+#define GRAFT_CONTROL(a) tf_delivery_rate(a, 0), CONGESTION_CONTROL(a, CC((a)->s))
 #define GRAFT_TELL(s, h) tf_ecn_tell(s, h)
 #include "vtl/compose.h"

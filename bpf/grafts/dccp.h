@@ -32,7 +32,7 @@ struct own {
 #define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s)), tf_window_limit(a, VTL_PARTIAL_MOST)
 #define GRAFT_LOSS(a)                                                                              \
     tf_loss_reordering(a), tf_loss_selective(a, 0), tf_partial_all(a, PARTIAL((a)->s))
-#define GRAFT_CONTROL(a) tf_rate(a, 0), CONGESTION_CONTROL(a, &OWN((a)->s)->control)
+#define GRAFT_CONTROL(a) tf_delivery_rate(a, 0), CONGESTION_CONTROL(a, &OWN((a)->s)->control)
 #define GRAFT_CAN_SEND(s) vtl_partial_can_send(s, PARTIAL(s))
 #define GRAFT_LIMIT(s) vtl_unordered_limit(s)
 #define GRAFT_TELL(s, h) tf_ecn_tell(s, h)

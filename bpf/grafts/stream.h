@@ -24,6 +24,7 @@ struct own {
 #define GRAFT_PLACE(in) RECEIVE_PLACE(in), tf_ecn_note(in), tf_reverse_note(in, REVERSE((in)->s))
 #define GRAFT_HEAR(a) tf_reverse(a, REVERSE((a)->s))
 #define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 1)
-#define GRAFT_CONTROL(a) tf_rate(a, BBR((a)->s)->min_rtt_us), tf_congestion_bbr(a, BBR((a)->s))
+#define GRAFT_CONTROL(a)                                                                           \
+    tf_delivery_rate(a, BBR((a)->s)->min_rtt_us), tf_congestion_bbr(a, BBR((a)->s))
 #define GRAFT_TELL(s, h) tf_ecn_tell(s, h)
 #include "vtl/compose.h"

@@ -138,7 +138,7 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
         if (!(VTL_LOAD(tx->lost[word]) & ~keep))
             continue;
         __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-        vtl_loss_undo(s, vtl_bits(old & ~keep));
+        vtl_loss_undo(s, vtl_popcount(old & ~keep));
     }
     VTL_STORE(tx->una, cum);
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);

@@ -17,18 +17,18 @@ VTL_INLINE __u64 vtl_cubic_window(const struct vtl_cc *cc, __u64 ms) {
     /* 0.4 packets for the cube of each second, times 1,024 */
     __u64 cube = off * off * off / 1000000 * 4096 / 10000;
     if (ms > cc->k_ms)
-        return cc->most + cube;
-    return cc->most > cube ? cc->most - cube : 0;
+        return cc->w_max + cube;
+    return cc->w_max > cube ? cc->w_max - cube : 0;
 }
 
 VTL_INLINE void vtl_cubic_epoch(struct vtl_ackd *a, struct vtl_cc *cc) {
     __u64 window = a->s->tx.cwnd * 1024;
     cc->epoch_ns = a->now;
-    cc->estimate = window;
-    if (cc->most < window)
-        cc->most = window;
-    /* (most - window) / 0.4 in packets, as cubic milliseconds; most is below 2^25 */
-    cc->k_ms = vtl_cube_root((cc->most - window) * 2441406);
+    cc->w_est = window;
+    if (cc->w_max < window)
+        cc->w_max = window;
+    /* (w_max - window) / 0.4 in packets, as cubic milliseconds; w_max is below 2^25 */
+    cc->k_ms = vtl_cube_root((cc->w_max - window) * 2441406);
 }
 
 /* Congestion avoidance for `acked` packets (sections 4.2 to 4.5). */
@@ -41,10 +41,10 @@ VTL_INLINE void vtl_cubic_grow(struct vtl_ackd *a, struct vtl_cc *cc, __u64 acke
         vtl_cubic_epoch(a, cc);
     __u64 ms = (a->now - cc->epoch_ns) / VTL_NS_PER_MS;
     /* alpha = 3 (1 - beta) / (1 + beta), and 1 once the window is W_max again */
-    cc->estimate += (cc->estimate < cc->most ? 542ull : 1024ull) * 1024 * acked / window;
-    if (vtl_cubic_window(cc, ms) < cc->estimate) {
-        if (cc->estimate / 1024 > tx->cwnd)
-            tx->cwnd = cc->estimate / 1024;
+    cc->w_est += (cc->w_est < cc->w_max ? 542ull : 1024ull) * 1024 * acked / window;
+    if (vtl_cubic_window(cc, ms) < cc->w_est) {
+        if (cc->w_est / 1024 > tx->cwnd)
+            tx->cwnd = cc->w_est / 1024;
         return;
     }
     __u64 target = vtl_cubic_window(cc, ms + tx->srtt_us / 1000);
@@ -59,12 +59,12 @@ VTL_INLINE void vtl_cubic_grow(struct vtl_ackd *a, struct vtl_cc *cc, __u64 acke
 
 VTL_INLINE __u64 vtl_cubic_less(struct vtl_ackd *a, struct vtl_cc *cc) {
     __u64 window = a->s->tx.cwnd * 1024;
-    cc->most = window < cc->most ? window * 17 / 20 : window; /* fast convergence */
+    cc->w_max = window < cc->w_max ? window * 17 / 20 : window; /* fast convergence */
     cc->epoch_ns = 0;
     return a->s->tx.cwnd * 7 / 10;
 }
 
-/* listener: after tf_rate. */
+/* listener: after tf_delivery_rate. */
 VTL_INLINE void tf_cubic(struct vtl_ackd *a, struct vtl_cc *cc) {
     VTL_TF(cubic, VTL_S_CONGESTION_CONTROL);
     switch (vtl_cc_event(a, cc)) {
@@ -76,7 +76,7 @@ VTL_INLINE void tf_cubic(struct vtl_ackd *a, struct vtl_cc *cc) {
         vtl_cc_reduce(a, cc, vtl_cubic_less(a, cc));
         break;
     default:
-        if (!a->delivered || !vtl_cc_limited(a))
+        if (!a->delivered || !vtl_cc_is_window_limited(a))
             break;
         __u64 acked = vtl_cc_slow_start(a, cc);
         if (acked)

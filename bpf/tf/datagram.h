@@ -22,8 +22,8 @@ VTL_INLINE __u64 vtl_datagram_end(struct vtl_session *s) {
 VTL_INLINE enum vtl_verdict tf_datagram_choose(struct vtl_out *o) {
     VTL_TF(datagram, 0);
     struct vtl_tx *tx = &o->s->tx;
-    if (vtl_timer(o, 0, 0)) {
-        vtl_probe_peer(o);
+    if (vtl_probe_due(o, 0, 0)) {
+        vtl_probe(o);
         return VTL_NEXT;
     }
     o->end = vtl_datagram_end(o->s);

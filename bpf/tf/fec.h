@@ -58,7 +58,7 @@ VTL_GLOBAL int vtl_fec_clear(struct vtl_slot *slot) {
 VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __u32 group) {
     struct vtl_session *s = o->s;
     __u64 count = s->tx.next - f->group;
-    int idle = vtl_written(o) && s->tx.next >= o->end;
+    int idle = vtl_read_end(o) && s->tx.next >= o->end;
     if (!group || !count || (count < group && !idle))
         return VTL_NEXT;
     __u64 first = f->group;

@@ -24,8 +24,8 @@ VTL_INLINE void vtl_lose_all(struct vtl_session *s, __u64 from) {
             mask &= ~(~0ull << (next % 64));
         if (!mask)
             continue;
-        __u32 fresh =
-            vtl_bits(mask & ~__sync_fetch_and_or(&tx->lost[(first + i) % VTL_WINDOW_WORDS], mask));
+        __u32 fresh = vtl_popcount(
+            mask & ~__sync_fetch_and_or(&tx->lost[(first + i) % VTL_WINDOW_WORDS], mask));
         tx->lost_total += fresh;
         __sync_fetch_and_add(&tx->lost_pending, fresh);
     }

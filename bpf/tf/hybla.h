@@ -10,7 +10,7 @@
 #include "congestion.h"
 #include "hybla_rho.h"
 
-/* listener: after tf_rate. */
+/* listener: after tf_delivery_rate. */
 VTL_INLINE void tf_hybla(struct vtl_ackd *a, struct vtl_cc *cc) {
     VTL_TF(hybla, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
@@ -25,14 +25,14 @@ VTL_INLINE void tf_hybla(struct vtl_ackd *a, struct vtl_cc *cc) {
         vtl_cc_reduce(a, cc, tx->cwnd / 2);
         break;
     default:
-        if (!a->delivered || !vtl_cc_limited(a))
+        if (!a->delivered || !vtl_cc_is_window_limited(a))
             break;
         __u64 rho = vtl_hybla_rho(cc->min_rtt_us);
-        if (tx->cwnd < cc->threshold) {
+        if (tx->cwnd < cc->ssthresh) {
             cc->credit += vtl_hybla_slow(rho) * a->delivered;
             __u64 grown = tx->cwnd + cc->credit / 128;
             cc->credit %= 128;
-            tx->cwnd = grown < cc->threshold ? grown : cc->threshold;
+            tx->cwnd = grown < cc->ssthresh ? grown : cc->ssthresh;
             /* Windows beyond any ring are of no use, and would take as long to shrink. */
             if (tx->cwnd > VTL_MAX_WINDOW)
                 tx->cwnd = VTL_MAX_WINDOW;

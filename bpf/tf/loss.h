@@ -37,7 +37,7 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32
     __u32 xid = VTL_LOAD(sent->xid);
     __s32 overtaken = tx->acked_xid - xid;
     int is_early = end_xid && (__s32)(end_xid - xid) > 0;
-    if (!is_early && overtaken < vtl_overtakers(tx) &&
+    if (!is_early && overtaken < vtl_reordering_threshold(tx) &&
         (overtaken <= 0 || now - sent->sent_ns < 2 * VTL_NS_PER_US * tx->srtt_us))
         return 0;
     __u64 mask = 1ull << (seq % 64);
@@ -127,7 +127,7 @@ VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
         if (marked & have) {
             /* Spurious: marked as lost, but arrived. */
             __u64 old = __sync_fetch_and_and(&s->tx.lost[word], ~have);
-            vtl_loss_undo(s, vtl_bits(old & have));
+            vtl_loss_undo(s, vtl_popcount(old & have));
         }
         __u64 missing = ~(have | marked);
         if (from < a->cum)

@@ -8,7 +8,7 @@
 
 #include "congestion.h"
 
-/* listener: after tf_rate. */
+/* listener: after tf_delivery_rate. */
 VTL_INLINE void tf_newreno(struct vtl_ackd *a, struct vtl_cc *cc) {
     VTL_TF(newreno, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;
@@ -21,7 +21,7 @@ VTL_INLINE void tf_newreno(struct vtl_ackd *a, struct vtl_cc *cc) {
         vtl_cc_reduce(a, cc, tx->cwnd / 2);
         break;
     default:
-        if (!a->delivered || !vtl_cc_limited(a))
+        if (!a->delivered || !vtl_cc_is_window_limited(a))
             break;
         /* One packet per window delivered. */
         cc->credit += vtl_cc_slow_start(a, cc);

@@ -60,22 +60,22 @@ VTL_INLINE enum vtl_verdict tf_partial_choose(struct vtl_out *o, struct vtl_part
                                               const int repeat) {
     VTL_TF(partial, VTL_S_PARTIAL_RELIABILITY);
     struct vtl_tx *tx = &o->s->tx;
-    if (!vtl_written(o))
+    if (!vtl_read_end(o))
         return VTL_STOP;
     if (vtl_next(o, repeat, 0) == VTL_NEXT)
         return VTL_NEXT;
     __u64 floor = VTL_LOAD(p->floor);
     if (floor > p->told) {
-        vtl_probe_peer(o);
+        vtl_probe(o);
         return VTL_NEXT;
     }
-    if (!vtl_timer(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end, 0))
+    if (!vtl_probe_due(o, tx->next != VTL_LOAD(tx->una) || tx->next < o->end, 0))
         return VTL_STOP;
     if (repeat && floor < tx->next) {
-        vtl_again(o, floor);
+        vtl_retransmit(o, floor);
         tx->abandoned++;
     } else {
-        vtl_probe_peer(o);
+        vtl_probe(o);
     }
     return VTL_NEXT;
 }
@@ -175,8 +175,8 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
         have &= ~below;
         __u64 *gone = &p->gone[(from / 64) % VTL_PARTIAL_WORDS];
         *gone &= ~have;
-        above += vtl_bits(have);
-        waiting += vtl_bits(*gone);
+        above += vtl_popcount(have);
+        waiting += vtl_popcount(*gone);
         __u64 open = ~(have | *gone | below);
         /* If everything before this word is settled: else the floor is before it already. */
         floor += vtl_lowest_bit(open) & -vtl_up_to(from, floor);

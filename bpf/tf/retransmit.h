@@ -21,16 +21,16 @@ VTL_INLINE __u64 vtl_probe_timeout(const struct vtl_session *s) {
 }
 
 /*
- * Probe timeout with backoff. With data outstanding, VTL_PTO_ROW packets leave at each timeout (two
- * in RFC 9002, 6.2.4), and the first three timeouts have no backoff: losses are bursty, and on a
- * narrow path only our own packets get a burst over.
+ * Probe timeout with backoff. With data outstanding, VTL_PTO_PROBES packets leave at each timeout
+ * (two in RFC 9002, 6.2.4), and the first three timeouts have no backoff: losses are bursty, and on
+ * a narrow path only our own packets get a burst over.
  */
-VTL_INLINE __u64 vtl_timeout(const struct vtl_session *s, int data) {
+VTL_INLINE __u64 vtl_probe_timeout_backoff(const struct vtl_session *s, int data) {
     __u32 timeouts = s->tx.timeouts;
-    if (data && timeouts % VTL_PTO_ROW)
-        return VTL_PTO_ROW_MS * VTL_NS_PER_MS;
+    if (data && timeouts % VTL_PTO_PROBES)
+        return VTL_PTO_PROBE_GAP_MS * VTL_NS_PER_MS;
     if (data)
-        timeouts = timeouts < 3 * VTL_PTO_ROW ? 0 : timeouts / VTL_PTO_ROW - 2;
+        timeouts = timeouts < 3 * VTL_PTO_PROBES ? 0 : timeouts / VTL_PTO_PROBES - 2;
     __u64 timeout = vtl_probe_timeout(s)
                     << (timeouts < VTL_PTO_BACKOFF ? timeouts : VTL_PTO_BACKOFF);
     return timeout < VTL_PTO_MAX_MS * VTL_NS_PER_MS ? timeout : VTL_PTO_MAX_MS * VTL_NS_PER_MS;
@@ -77,7 +77,7 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
  * loss). Otherwise some would be lost again, each at the cost of a round trip at the end of a
  * transfer.
  */
-VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
+VTL_INLINE void vtl_schedule_copy(struct vtl_session *s, __u64 seq) {
     if (s->tx.copied - s->tx.copies < VTL_TX_COPIES)
         s->tx.copy[s->tx.copied++ & (VTL_TX_COPIES - 1)] = seq;
 }
@@ -87,7 +87,7 @@ VTL_INLINE void vtl_copy_later(struct vtl_session *s, __u64 seq) {
  * the ring is the limit, since more will follow; at most one copy per half a round trip, for apps
  * that write packet by packet.
  */
-VTL_INLINE int vtl_end_twice(struct vtl_out *o, const __u32 *loss_q16) {
+VTL_INLINE int vtl_is_tail_copy_due(struct vtl_out *o, const __u32 *loss_q16) {
     struct vtl_tx *tx = &o->s->tx;
     if (*loss_q16 < VTL_COPY_LOSS || 2 * (tx->next - VTL_LOAD(tx->una)) >= o->s->slots)
         return 0;
@@ -108,27 +108,28 @@ VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
 }
 
 /* End of the data written by the app, bounded by its ring. */
-VTL_INLINE __u64 vtl_end(const struct vtl_session *s, const struct vtl_ring_ctl *ctl, __u64 una) {
+VTL_INLINE __u64 vtl_written_end(const struct vtl_session *s, const struct vtl_ring_ctl *ctl,
+                                 __u64 una) {
     __u64 end = VTL_LOAD(ctl->producer);
     return end - una > s->slots ? una + s->slots : end;
 }
 
 /* Sets o->end. Returns 0 without a ring. */
-VTL_INLINE int vtl_written(struct vtl_out *o) {
+VTL_INLINE int vtl_read_end(struct vtl_out *o) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(o->s);
     if (!ctl)
         return 0;
-    o->end = vtl_end(o->s, ctl, VTL_LOAD(o->s->tx.una));
+    o->end = vtl_written_end(o->s, ctl, VTL_LOAD(o->s->tx.una));
     return 1;
 }
 
-VTL_INLINE void vtl_again(struct vtl_out *o, __u64 seq) {
+VTL_INLINE void vtl_retransmit(struct vtl_out *o, __u64 seq) {
     o->seq = seq;
     o->type = VTL_DATA;
     o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
 }
 
-VTL_INLINE void vtl_probe_peer(struct vtl_out *o) {
+VTL_INLINE void vtl_probe(struct vtl_out *o) {
     o->seq = o->s->tx.next;
     o->type = VTL_PROBE;
     o->flags = VTL_F_ACK_NOW;
@@ -146,8 +147,8 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         __u64 seq = vtl_take_lost(s);
         if (seq != VTL_NEVER && seq >= VTL_LOAD(tx->una) && seq < tx->next) {
             if (copies && tx->next >= o->end)
-                vtl_copy_later(s, seq);
-            vtl_again(o, seq);
+                vtl_schedule_copy(s, seq);
+            vtl_retransmit(o, seq);
             return VTL_NEXT;
         }
     }
@@ -155,13 +156,13 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         __u64 seq = vtl_take_copy(s, VTL_LOAD(tx->una));
         if (seq != VTL_NEVER && seq < tx->next) {
             tx->abandoned++; /* the first copy: only one of them counts as delivered */
-            vtl_again(o, seq);
+            vtl_retransmit(o, seq);
             return VTL_NEXT;
         }
     }
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
-        if (copies && tx->next + 1 == o->end && vtl_end_twice(o, copies))
-            vtl_copy_later(s, tx->next);
+        if (copies && tx->next + 1 == o->end && vtl_is_tail_copy_due(o, copies))
+            vtl_schedule_copy(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;
         o->flags = 0;
@@ -173,8 +174,8 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
 
 /* Whether the probe timeout is due, or vtld's liveness probe, which leaves at once and is no
  * timeout. If not, sets tx.wake_ns. `waiting`: packets are outstanding, or wait for the peer's
- * receive window; `data`: see vtl_timeout. */
-VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
+ * receive window; `data`: see vtl_probe_timeout_backoff. */
+VTL_INLINE int vtl_probe_due(struct vtl_out *o, int waiting, int data) {
     struct vtl_tx *tx = &o->s->tx;
     if (!waiting && !tx->probe)
         return 0;
@@ -182,7 +183,7 @@ VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
         tx->probe = 2;
         return 1;
     }
-    __u64 due = tx->last_sent_ns + vtl_timeout(o->s, data);
+    __u64 due = tx->last_sent_ns + vtl_probe_timeout_backoff(o->s, data);
     if (o->now < due) {
         tx->wake_ns = due;
         return 0;
@@ -192,23 +193,24 @@ VTL_INLINE int vtl_timer(struct vtl_out *o, int waiting, int data) {
 }
 
 /* Chooses o->seq, or sets tx.wake_ns. `eager`, the loss rate of VTL_COPY_LOSS: second copies at the
- * tail of a transfer (vtl_copy_later), and timeouts in rows of four (vtl_timeout); NULL: neither.
+ * tail of a transfer (vtl_schedule_copy), and timeouts in rows of four (vtl_probe_timeout_backoff);
+ * NULL: neither.
  */
 VTL_INLINE enum vtl_verdict vtl_choose(struct vtl_out *o, const __u32 *eager) {
     struct vtl_tx *tx = &o->s->tx;
-    if (!vtl_written(o))
+    if (!vtl_read_end(o))
         return VTL_STOP;
     if (vtl_next(o, 1, eager) == VTL_NEXT)
         return VTL_NEXT;
     __u64 una = VTL_LOAD(tx->una);
     int out = tx->next != una, stopped = tx->next < o->end;
-    if (!vtl_timer(o, out | stopped, eager && out))
+    if (!vtl_probe_due(o, out | stopped, eager && out))
         return VTL_STOP;
     if (out) {
-        vtl_again(o, una);
+        vtl_retransmit(o, una);
         tx->abandoned++;
     } else {
-        vtl_probe_peer(o);
+        vtl_probe(o);
     }
     return VTL_NEXT;
 }
@@ -227,7 +229,7 @@ VTL_INLINE int vtl_can_send(struct vtl_session *s) {
         return 0;
     if (VTL_LOAD(s->tx.lost_pending) || s->tx.copies != s->tx.copied)
         return 1;
-    __u64 end = vtl_end(s, ctl, VTL_LOAD(s->tx.una));
+    __u64 end = vtl_written_end(s, ctl, VTL_LOAD(s->tx.una));
     return s->tx.next < end && s->tx.next < VTL_LOAD(s->tx.limit);
 }
 

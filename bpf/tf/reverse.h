@@ -55,8 +55,8 @@ VTL_GLOBAL int vtl_reverse_waited(struct vtl_reverse *r, __u64 now, __u32 srtt_u
     return (__u32)waited > ago ? waited - ago : 0;
 }
 
-/* listener: before tf_ack_cumulative and tf_rate, which subtract the delay, so that the peer's
- * queue does not distort rates. */
+/* listener: before tf_ack_cumulative and tf_delivery_rate, which subtract the delay, so that the
+ * peer's queue does not distort rates. */
 VTL_INLINE void tf_reverse(struct vtl_ackd *a, struct vtl_reverse *r) {
     VTL_TF(reverse, 0);
     const struct vtl_tx *tx = &a->s->tx;

@@ -77,7 +77,7 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
 }
 
 /* `min_rtt_us`: congestion control's minimum round-trip time; 0: none, all samples count. */
-VTL_INLINE void tf_rate(struct vtl_ackd *a, __u32 min_rtt_us) {
+VTL_INLINE void tf_delivery_rate(struct vtl_ackd *a, __u32 min_rtt_us) {
     struct vtl_session *s = a->s;
     struct vtl_tx *tx = &s->tx;
     a->in_flight = vtl_in_flight(s);

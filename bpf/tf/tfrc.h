@@ -94,7 +94,7 @@ VTL_INLINE void vtl_tfrc_event(struct vtl_ackd *a, struct vtl_tfrc *t, __u64 cou
     t->event_at = count;
 }
 
-/* listener: after tf_rate. */
+/* listener: after tf_delivery_rate. */
 VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
     VTL_TF(tfrc, VTL_S_CONGESTION_CONTROL);
     struct vtl_tx *tx = &a->s->tx;

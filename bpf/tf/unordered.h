@@ -81,7 +81,7 @@ VTL_GLOBAL int vtl_unordered_skip(struct vtl_session *s, __u64 floor) {
         if (first + i == last)
             mask &= ~(~0ull << (floor % 64));
         __u64 *word = &rx->map[(first + i) % VTL_WINDOW_WORDS];
-        rx->given_up += vtl_bits(mask & ~*word);
+        rx->given_up += vtl_popcount(mask & ~*word);
         /* Completed words serve later packets. */
         *word = first + i == last ? *word & ~mask : 0;
     }

@@ -82,7 +82,7 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
 /* Marks rate samples as application-limited until everything in flight has arrived, if nothing is
  * left to send. For direct egress, which asks for one packet only; else retransmit.h does so when
  * it finds none. */
-VTL_GLOBAL int vtl_limited(struct vtl_session *s) {
+VTL_GLOBAL int vtl_mark_app_limited(struct vtl_session *s) {
     if (!s)
         return 0;
     struct vtl_tx *tx = &s->tx;
@@ -106,7 +106,7 @@ VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     enum vtl_verdict v = vtl_make(o);
     int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
     if (v == VTL_SEND)
-        vtl_limited(s);
+        vtl_mark_app_limited(s);
     __sync_lock_test_and_set(&s->tx.running, 0);
     more |= __sync_lock_test_and_set(&s->tx.again, 0) || !VTL_LOAD(s->tx.timed);
     /* At most one pending: the ring of events is shared, and the app may call this as often as it

@@ -186,7 +186,7 @@ struct vtl_scratch {
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 
 /* Reordering threshold: transmissions that must overtake one before it is declared lost. */
-VTL_INLINE __s32 vtl_overtakers(const struct vtl_tx *tx) {
+VTL_INLINE __s32 vtl_reordering_threshold(const struct vtl_tx *tx) {
     return tx->reorder > tx->late ? tx->reorder : tx->late + 1;
 }
 
@@ -211,7 +211,7 @@ VTL_INLINE __u64 vtl_up_to(__u64 x, __u64 y) {
 }
 
 /* Number of set bits. */
-VTL_INLINE __u32 vtl_bits(__u64 x) {
+VTL_INLINE __u32 vtl_popcount(__u64 x) {
     x -= (x >> 1) & 0x5555555555555555ull;
     x = (x & 0x3333333333333333ull) + ((x >> 2) & 0x3333333333333333ull);
     x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full;
@@ -220,7 +220,7 @@ VTL_INLINE __u32 vtl_bits(__u64 x) {
 
 /* Index of the lowest set bit, 64 if none. Branchless, for the verifier. */
 VTL_INLINE __u32 vtl_lowest_bit(__u64 x) {
-    return vtl_bits((x & -x) - 1);
+    return vtl_popcount((x & -x) - 1);
 }
 
 /* Copies a constant number of bytes, in the largest words possible. In eBPF a memcpy between

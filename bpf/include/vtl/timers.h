@@ -11,10 +11,10 @@ enum {
     VTL_PTO_FIRST_MS = 500, /* before the first round-trip time */
     VTL_PTO_DELAY_MS = 5,   /* allowance for the peer's delayed acknowledgements */
     VTL_PTO_MIN_MS = 10, /* minimum; also how soon vtld must check a sender that runs on its own */
-    VTL_PTO_MAX_MS = 3000, /* maximum, after backoff */
-    VTL_PTO_BACKOFF = 6,   /* maximum of doublings */
-    VTL_PTO_ROW = 4,       /* packets per timeout, with data outstanding */
-    VTL_PTO_ROW_MS = 1,    /* between two packets of a row */
+    VTL_PTO_MAX_MS = 3000,    /* maximum, after backoff */
+    VTL_PTO_BACKOFF = 6,      /* maximum of doublings */
+    VTL_PTO_PROBES = 4,       /* probes per timeout (RFC 9002, 6.2.4: two), with data outstanding */
+    VTL_PTO_PROBE_GAP_MS = 1, /* between two of them */
     /* Round trips: tf/rtt.h */
     VTL_RTT_MAX_US = 60000000, /* longer samples are invalid */
     VTL_MIN_RTT_MS = 10000,    /* window of the minimum filter (also tf/bbr.h) */

@@ -67,7 +67,9 @@ pub enum Error {
     #[error("the manifest is not usable: {0}")]
     BadManifest(String),
     /// The manifest contradicts the object.
-    #[error("the manifest contradicts the object: {key} is {claimed} in the manifest, {actual} in the object")]
+    #[error(
+        "the manifest contradicts the object: {key} is {claimed} in the manifest, {actual} in the object"
+    )]
     Lie {
         /// The contradicting key.
         key: &'static str,

@@ -45,7 +45,7 @@ NO_VERDICT(ACKD, loss_reordering, tf_loss_reordering)
 #define LOSS_SELECTIVE(c) tf_loss_selective(c, 1)
 NO_VERDICT(ACKD, loss_selective, LOSS_SELECTIVE)
 NO_VERDICT(ACKD, rtt, tf_rtt)
-#define RATE(a) tf_rate(a, BBR((a)->s)->min_rtt_us)
+#define RATE(a) tf_delivery_rate(a, BBR((a)->s)->min_rtt_us)
 NO_VERDICT(ACKD, rate, RATE)
 
 #define CONTROL(name, type)                                                                        \

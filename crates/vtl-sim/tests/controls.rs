@@ -18,7 +18,7 @@ fn path(rtt_us: u32, cwnd: u64, threshold: u64) -> Host {
         (s.tx.xid, s.tx.acked_xid) = (10_000, 9_000);
     });
     let cc: &mut ffi::vtl_cc = h.control(SID);
-    (cc.threshold, cc.recover, cc.min_rtt_us) = (threshold, 1, rtt_us);
+    (cc.ssthresh, cc.recover, cc.min_rtt_us) = (threshold, 1, rtt_us);
     h
 }
 
@@ -90,7 +90,7 @@ fn newreno__table() {
     assert_eq!(cwnd(&h), 1);
     ack(&mut h, newreno, NOW, 1);
     assert_eq!(cwnd(&h), 2);
-    assert_eq!(h.control::<ffi::vtl_cc>(SID).threshold, 12);
+    assert_eq!(h.control::<ffi::vtl_cc>(SID).ssthresh, 12);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn cubic__fast_convergence() {
     lose(&mut h);
     ack(&mut h, cubic, NOW, 1);
     // 700 was less than 1,000: the next plateau is at 700 (1 + 0.7) / 2.
-    let most = h.control::<ffi::vtl_cc>(SID).most / 1024;
+    let most = h.control::<ffi::vtl_cc>(SID).w_max / 1024;
     assert_eq!((cwnd(&h), most), (490, 595));
 }
 
