@@ -11,13 +11,14 @@
 
 char _license[] SEC("license") = "GPL";
 
-/* Token buckets by prefix (vtl_prefix()): time when the bucket will be full again (vtl_take()). */
+/* Token buckets by prefix (vtl_prefix()): time when the bucket will be full again
+ * (vtl_take_token()). */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, VTL_ASKERS);
+    __uint(max_entries, VTL_NEGO_LIMIT_PREFIXES);
     __type(key, __u64);
     __type(value, __u64);
-} vtl_askers SEC(".maps");
+} vtl_nego_limits SEC(".maps");
 
 /* Token bucket of all prefixes together. */
 struct {
@@ -25,7 +26,7 @@ struct {
     __uint(max_entries, 1);
     __type(key, __u32);
     __type(value, __u64);
-} vtl_asked SEC(".maps");
+} vtl_nego_total SEC(".maps");
 
 const volatile struct vtl_root_config vtl_root = {.by_udp = 1};
 
@@ -81,7 +82,7 @@ VTL_GLOBAL int vtl_udp_xdp(struct xdp_md *ctx) {
 /* Takes a token from a bucket of `burst` tokens, refilled every `gap` ns; 0: empty. Its only state
  * is when it will be full again (virtual scheduling, ITU-T I.371). CPUs that race may take one
  * token together. */
-VTL_INLINE int vtl_take(__u64 *full, __u64 now, __u64 gap, __u32 burst) {
+VTL_INLINE int vtl_take_token(__u64 *full, __u64 now, __u64 gap, __u32 burst) {
     __u64 at = VTL_LOAD(*full);
     if (at < now)
         at = now;
@@ -100,16 +101,17 @@ VTL_INLINE __u64 vtl_prefix(const struct bpf_fib_lookup *fib) {
 
 /* Whether the rate limit admits another packet from strangers to vtld. Packets over TCP have
  * authentic addresses, so they count for their prefix only. */
-VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
-    __u64 now = bpf_ktime_get_ns(), fresh = now + VTL_ASK_NS;
+VTL_INLINE int vtl_is_within_limit(__u64 prefix, int by_tcp) {
+    __u64 now = bpf_ktime_get_ns(), fresh = now + VTL_NEGO_LIMIT_NS;
     __u32 zero = 0;
-    __u64 *one = bpf_map_lookup_elem(&vtl_askers, &prefix);
-    __u64 *all = bpf_map_lookup_elem(&vtl_asked, &zero);
+    __u64 *one = bpf_map_lookup_elem(&vtl_nego_limits, &prefix);
+    __u64 *all = bpf_map_lookup_elem(&vtl_nego_total, &zero);
     if (!one)
-        bpf_map_update_elem(&vtl_askers, &prefix, &fresh, BPF_ANY);
+        bpf_map_update_elem(&vtl_nego_limits, &prefix, &fresh, BPF_ANY);
     /* A prefix over its limit takes nothing from the others. */
-    if ((one && !vtl_take(one, now, VTL_ASK_NS, VTL_ASK_BURST)) ||
-        (all && !by_tcp && !vtl_take(all, now, VTL_ASK_ALL_NS, VTL_ASK_ALL_BURST))) {
+    if ((one && !vtl_take_token(one, now, VTL_NEGO_LIMIT_NS, VTL_NEGO_LIMIT_BURST)) ||
+        (all && !by_tcp &&
+         !vtl_take_token(all, now, VTL_NEGO_LIMIT_ALL_NS, VTL_NEGO_LIMIT_ALL_BURST))) {
         vtl_env_count(VTL_ST_RX_LIMITED);
         return 0;
     }
@@ -118,7 +120,7 @@ VTL_INLINE int vtl_may_ask(__u64 prefix, int by_tcp) {
 
 /* Whether to pass on a packet that would be dropped, or is a stranger's: it is for another host, or
  * within the rate limit. `bridged`: to another Ethernet address. */
-VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
+VTL_INLINE int vtl_is_passed_on(struct vtl_frame f, int bridged, int route) {
     __u32 ifindex = vtl_frame_ifindex(f);
     struct bpf_fib_lookup fib = {.ifindex = ifindex};
     struct ethhdr *eth = vtl_frame_data(f);
@@ -147,16 +149,16 @@ VTL_INLINE int vtl_leaves(struct vtl_frame f, int bridged, int route) {
         vtl_env_count(VTL_ST_RX_OTHERS);
         return 1;
     }
-    return route == VTL_ROUTE_ASK && vtl_may_ask(prefix, ifindex == VTL_TUNNEL);
+    return route == VTL_ROUTE_LIMIT && vtl_is_within_limit(prefix, ifindex == VTL_TUNNEL);
 }
 
-VTL_GLOBAL int vtl_leaves_tc(struct __sk_buff *ctx, int route) {
+VTL_GLOBAL int vtl_is_passed_on_tc(struct __sk_buff *ctx, int route) {
     int bridged = ctx->pkt_type == PACKET_OTHERHOST && ctx->ifindex != VTL_LOOPBACK_IFINDEX;
-    return vtl_leaves(vtl_frame_tc(ctx), bridged, route);
+    return vtl_is_passed_on(vtl_frame_tc(ctx), bridged, route);
 }
 
-VTL_GLOBAL int vtl_leaves_xdp(struct xdp_md *ctx, int route) {
-    return vtl_leaves(vtl_frame_xdp(ctx), 0, route);
+VTL_GLOBAL int vtl_is_passed_on_xdp(struct xdp_md *ctx, int route) {
+    return vtl_is_passed_on(vtl_frame_xdp(ctx), 0, route);
 }
 
 VTL_INLINE int vtl_root_in(struct vtl_frame f) {
@@ -172,7 +174,7 @@ VTL_INLINE int vtl_root_in(struct vtl_frame f) {
         else
             VTL_GO(f.ctx, vtl_in_tc, route);
         vtl_env_count(VTL_ST_RX_NO_GRAFT);
-    } else if (f.xdp ? vtl_leaves_xdp(f.ctx, route) : vtl_leaves_tc(f.ctx, route)) {
+    } else if (f.xdp ? vtl_is_passed_on_xdp(f.ctx, route) : vtl_is_passed_on_tc(f.ctx, route)) {
         return vtl_frame_pass(f);
     }
     return vtl_frame_drop(f);

@@ -45,11 +45,11 @@ enum {
  * Generous, since many hosts may share an address, and a lost request is repeated over UDP.
  */
 enum {
-    VTL_ASK_NS = 1000000, /* 1,000 a second */
-    VTL_ASK_BURST = 2000,
-    VTL_ASK_ALL_NS = 200000, /* 5,000 a second */
-    VTL_ASK_ALL_BURST = 5000,
-    VTL_ASKERS = 8192, /* prefixes remembered, least recently used go first */
+    VTL_NEGO_LIMIT_NS = 1000000, /* 1,000 a second */
+    VTL_NEGO_LIMIT_BURST = 2000,
+    VTL_NEGO_LIMIT_ALL_NS = 200000, /* 5,000 a second */
+    VTL_NEGO_LIMIT_ALL_BURST = 5000,
+    VTL_NEGO_LIMIT_PREFIXES = 8192, /* prefixes remembered, least recently used go first */
 };
 
 enum {

@@ -11,9 +11,9 @@ VTL_INLINE struct vtl_session *vtl_session_at(__u32 sid);
 
 /* Result: a slot of the PROG_ARRAY (>= 0), or one of these. */
 enum vtl_route {
-    VTL_ROUTE_PASS = -1, /* not VTL's, or for vtld */
-    VTL_ROUTE_DROP = -2, /* unless it is for another host */
-    VTL_ROUTE_ASK = -3,  /* for vtld, but from strangers: rate-limited */
+    VTL_ROUTE_PASS = -1,  /* not VTL's, or for vtld */
+    VTL_ROUTE_DROP = -2,  /* unless it is for another host */
+    VTL_ROUTE_LIMIT = -3, /* for vtld, but from strangers: rate-limited */
 };
 
 /*
@@ -121,7 +121,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
         return VTL_ROUTE_DROP;
     __u32 type = vtl_hdr_type(h);
     if (vtl_hdr_version(h) != VTL_VERSION && type == VTL_NEGO)
-        return VTL_ROUTE_ASK; /* vtld answers that it does not support that version */
+        return VTL_ROUTE_LIMIT; /* vtld answers that it does not support that version */
     if (vtl_hdr_version(h) != VTL_VERSION || type >= VTL_TYPES) {
         vtl_env_count(VTL_ST_RX_MALFORMED);
         return VTL_ROUTE_DROP;
@@ -129,7 +129,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     vtl_env_count(VTL_ST_RX_PACKETS);
     if (type == VTL_NEGO || type == VTL_NEGO_NACK) {
         vtl_env_count(VTL_ST_RX_CONTROL);
-        return VTL_ROUTE_ASK;
+        return VTL_ROUTE_LIMIT;
     }
     struct vtl_session *s = vtl_session_at(vtl_swap32(h->sid));
     if (!s || s->state == VTL_FREE || !vtl_from_peer(s, data, offset) ||

@@ -367,7 +367,7 @@ fn flood__by_one_address_costs_the_others_nothing() {
         "flood: {sent} requests in {elapsed:?}, {limited} of {control} dropped; \
          sessions opened within {calm:?} before, half of them within {flooded:?} meanwhile"
     );
-    let may = u64::from(intf::VTL_ASK_BURST) + elapsed.as_secs() * 1000;
+    let may = u64::from(intf::VTL_NEGO_LIMIT_BURST) + elapsed.as_secs() * 1000;
     let passed = control - limited;
     assert!(sent > 3 * may, "no flood");
     assert!(
