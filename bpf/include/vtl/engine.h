@@ -13,11 +13,11 @@
 #include "tag.h"
 #include "tf.h"
 
-#define VTL_TRY_LOCK(busy) (__sync_lock_test_and_set(&(busy), 1) == 0)
-#define VTL_UNLOCK(busy)                                                                           \
+#define VTL_TRY_LOCK(lock) (__sync_lock_test_and_set(&(lock), 1) == 0)
+#define VTL_UNLOCK(lock)                                                                           \
     do {                                                                                           \
         VTL_BARRIER();                                                                             \
-        VTL_STORE(busy, 0);                                                                        \
+        VTL_STORE(lock, 0);                                                                        \
     } while (0)
 
 /* Writes the header of a DATA or PROBE packet, with the next transmission number. */
@@ -56,12 +56,12 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
     s->tx.wake_ns = VTL_NEVER;
     if (!VTL_LOAD(s->ifindex))
         return VTL_STOP; /* the route is learned from the peer's first packet */
-    if (VTL_LOAD(s->rx.ack_now) && VTL_TRY_LOCK(s->rx.busy)) {
+    if (VTL_LOAD(s->rx.ack_now) && VTL_TRY_LOCK(s->rx.lock)) {
         /* Before the app's position is read: it may read more meanwhile, and request another
          * one. */
         __sync_lock_test_and_set(&s->rx.ack_now, 0);
         vtl_ack_build(s, &o->hdr.ack, 0, 0, 1);
-        VTL_UNLOCK(s->rx.busy);
+        VTL_UNLOCK(s->rx.lock);
         o->type = VTL_ACK;
         o->header_len = sizeof(struct vtl_ack_hdr);
         o->len = 0;
@@ -98,20 +98,20 @@ VTL_GLOBAL int vtl_mark_app_limited(struct vtl_session *s) {
  * at most one packet; notifies vtld if there are more, or if no probe timeout is scheduled. */
 VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
     struct vtl_session *s = o->s;
-    if (!VTL_TRY_LOCK(s->tx.running)) {
-        __sync_lock_test_and_set(&s->tx.again, 1);
-        if (!VTL_TRY_LOCK(s->tx.running))
-            return VTL_STOP; /* the holder rereads `again` after unlocking */
+    if (!VTL_TRY_LOCK(s->tx.egress_lock)) {
+        __sync_lock_test_and_set(&s->tx.rerun, 1);
+        if (!VTL_TRY_LOCK(s->tx.egress_lock))
+            return VTL_STOP; /* the holder rereads `rerun` after unlocking */
     }
     enum vtl_verdict v = vtl_make(o);
     int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
     if (v == VTL_SEND)
         vtl_mark_app_limited(s);
-    __sync_lock_test_and_set(&s->tx.running, 0);
-    more |= __sync_lock_test_and_set(&s->tx.again, 0) || !VTL_LOAD(s->tx.timed);
+    __sync_lock_test_and_set(&s->tx.egress_lock, 0);
+    more |= __sync_lock_test_and_set(&s->tx.rerun, 0) || !VTL_LOAD(s->tx.has_timer);
     /* At most one pending: the ring of events is shared, and the app may call this as often as it
      * likes. */
-    if (more && !__sync_lock_test_and_set(&s->tx.told, 1))
+    if (more && !__sync_lock_test_and_set(&s->tx.event_pending, 1))
         vtl_env_notify(s, VTL_EV_SEND);
     return v;
 }
@@ -302,7 +302,7 @@ VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
 /* Processes an acknowledgement for session `s`, from copies of its header and bitmap. */
 VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr *hdr,
                            const __u64 *map, __u32 words) {
-    if (!VTL_TRY_LOCK(s->tx.busy)) {
+    if (!VTL_TRY_LOCK(s->tx.lock)) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return;
     }
@@ -312,7 +312,7 @@ VTL_INLINE void vtl_listen(struct vtl_session *s, __u64 now, struct vtl_ack_hdr 
     int sooner = timeouts && !s->tx.timeouts;
     /* An exchange, not a store: a thread that announces its sleep and rechecks must see the
      * news. */
-    __sync_lock_test_and_set(&s->tx.busy, 0);
+    __sync_lock_test_and_set(&s->tx.lock, 0);
     vtl_wake_sender(s, sooner);
 }
 

@@ -240,7 +240,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
         s->rx.bell = 1 + VTL_RUNG;
         event.what &= VTL_EV_SEND;
     } else if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
-        if ((__sync_fetch_and_or(&s->told, theirs) & theirs) == theirs)
+        if ((__sync_fetch_and_or(&s->pending_wakeups, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* already pending at vtld */
     } else if (theirs) {
         vtl_env_ring(s, &event, 0);

@@ -228,7 +228,7 @@ VTL_INLINE int vtl_ingress_at(struct vtl_frame f, int offset) {
     if (!s)
         return vtl_frame_drop(f);
     vtl_put_token(s, &hdr.h);
-    if (!VTL_TRY_LOCK(s->rx.busy)) {
+    if (!VTL_TRY_LOCK(s->rx.lock)) {
         vtl_env_count(VTL_ST_RX_CONTENDED);
         return vtl_frame_drop(f);
     }
@@ -243,7 +243,7 @@ VTL_INLINE int vtl_ingress_at(struct vtl_frame f, int offset) {
     vtl_ring_bell(f, s);
     if (v == VTL_SEND)
         verdict = f.xdp ? vtl_xdp_answer(f.ctx, s, offset) : vtl_tc_answer(f.ctx, s, offset);
-    VTL_UNLOCK(s->rx.busy);
+    VTL_UNLOCK(s->rx.lock);
     return verdict;
 }
 

@@ -176,11 +176,11 @@ struct vtl_tx {
     __u32 copies; /* second copies of retransmissions that were sent, or not needed any more */
     __u32 copied; /* second copies scheduled so far: entries of `copy` */
     __u64 copy[VTL_TX_COPIES]; /* packets to be sent a second time; ring, index modulo its length */
-    __u32 running; /* lock of egress: held by a thread of vtld during a call of the pump, by direct
-                    * egress while it makes a packet */
-    __u32 again; /* set by direct egress when the lock is taken: the holder runs egress once more */
-    __u32 told;  /* set by direct egress: an event is on its way to vtld, which clears it */
-    __u32 timed; /* vtld: it runs egress at the next probe timeout by itself */
+    __u32 egress_lock; /* lock of egress: held by a thread of vtld during a call of the pump, by
+                        * direct egress while it makes a packet */
+    __u32 rerun; /* set by direct egress when the lock is taken: the holder runs egress once more */
+    __u32 event_pending; /* set by direct egress: an event is on its way to vtld, which clears it */
+    __u32 has_timer;     /* vtld: it runs egress at the next probe timeout by itself */
     __u32 extra; /* transmissions that the peer does not count as received: PROBE and parity */
     __u64 bytes; /* payload bytes in all transmissions of DATA */
     __u64 half;  /* egress: one above the packet whose second half is due; 0, none */
@@ -203,7 +203,7 @@ struct vtl_tx {
     __u32 srtt_us;  /* RFC 6298 */
     __u32 rttvar_us;
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
-    __u32 busy;         /* lock of the listener */
+    __u32 lock;         /* of the listener */
     __u32 tail;         /* low half: where the search for losses beyond the bitmap continues */
     __u32 mode;         /* enum vtl_control_mode; before the first packet by egress */
     struct vtl_meter meter;
@@ -224,7 +224,7 @@ struct vtl_rx {
     __u32 echo_xid;
     __u32 echo_ts;
     __u32 dups;
-    __u32 busy;      /* lock of ingress */
+    __u32 lock;      /* of ingress */
     __u32 ack_now;   /* vtld sets, egress clears: send an acknowledgement (window update) */
     __u32 turn;      /* alternates the part of the window in bitmaps too short for all of it */
     __u64 given_up;  /* packets given up by the sender that did not arrive */
@@ -260,22 +260,23 @@ struct vtl_tag_key {
 /* A session. vtld maps the array of sessions; applications never do. */
 struct vtl_session {
     /* vtld, before it stores `state` */
-    __u32 state; /* enum vtl_state */
-    __u32 sid;   /* its own index */
-    __u32 ring;  /* entry of the ring directories */
-    __u32 came;  /* root, `keyed`: replay check, one above the highest `xid` of the peer's DATA and
-                  * PROBE */
-    __u64 token; /* required in every packet that arrives; `keyed`: its tag */
+    __u32 state;      /* enum vtl_state */
+    __u32 sid;        /* its own index */
+    __u32 ring;       /* entry of the ring directories */
+    __u32 replay_xid; /* root, `keyed`: replay check, one above the highest `xid` of the peer's DATA
+                       * and PROBE */
+    __u64 token;      /* required in every packet that arrives; `keyed`: its tag */
     __u64 peer_token;
     __u32 peer_sid;
     __u32 slots; /* of each ring, a power of two, at most VTL_MAX_WINDOW */
     __u16 gid;
     __u16 max_payload;
-    __u16 path;      /* vtld, at any time: maximum payload without fragmentation into halves */
-    __u8 ip_version; /* 4 or 6 */
-    __u8 leads;      /* vtld, before `state`: we are the initiator, and choose the encapsulation */
-    __u8 keyed;      /* vtld, before packets come or go: headers carry tags instead of the token */
-    __u32 echoed;    /* root, `keyed`: replay check, one above the highest `echo_xid` of its ACK */
+    __u16 path;        /* vtld, at any time: maximum payload without fragmentation into halves */
+    __u8 ip_version;   /* 4 or 6 */
+    __u8 is_initiator; /* vtld, before `state`: 1: we choose the encapsulation */
+    __u8 keyed; /* vtld, before packets come or go: headers carry tags instead of the token */
+    __u32 replay_echo_xid; /* root, `keyed`: replay check, one above the highest `echo_xid` of its
+                              ACK */
     struct vtl_tag_key tag_in, tag_out; /* vtld, before `keyed` */
     /* vtld the IP header (addresses, protocol, hop limit), root the Ethernet header: from the
      * latest authentic packet (with keys: that is no replay), addresses swapped */
@@ -286,8 +287,8 @@ struct vtl_session {
     __u32 aware;   /* vtld, before `state`: enum vtl_aware */
     __u32 shard;   /* vtld, before `state`: the shard that runs its egress and receives its events;
                     * entry of `vtl_pump` and `vtl_events` */
-    __u32 told;    /* bit set of enum vtl_what: wake-ups for vtld to hand on to the application.
-                    * Programs add, vtld takes, atomically */
+    __u32 pending_wakeups;   /* bit set of enum vtl_what: wake-ups for vtld to hand on to the
+                              * application. Programs add, vtld takes, atomically */
     __u32 param[VTL_PARAMS]; /* vtld, before `state`: the graft's parameters, in the order of its
                               * description (graft.h) */
     struct vtl_tx tx __attribute__((aligned(64)));

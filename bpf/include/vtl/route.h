@@ -22,7 +22,7 @@ enum vtl_route {
  * the first of all.
  */
 VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end, __u32 type) {
-    __u32 *highest = type == VTL_ACK ? &s->echoed : &s->came;
+    __u32 *highest = type == VTL_ACK ? &s->replay_echo_xid : &s->replay_xid;
     __u32 number;
     if (type == VTL_ACK) {
         struct vtl_ack_hdr *a = (struct vtl_ack_hdr *)h;
@@ -52,10 +52,10 @@ VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end,
 VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port,
                           __u32 type) {
     __u32 by_tunnel = ifindex == VTL_TUNNEL, was_tunnel = s->ifindex == VTL_TUNNEL;
-    if (s->leads ? by_tunnel || was_tunnel
-                 : by_tunnel != was_tunnel && s->ifindex && type == VTL_SIZE)
+    if (s->is_initiator ? by_tunnel || was_tunnel
+                        : by_tunnel != was_tunnel && s->ifindex && type == VTL_SIZE)
         return;
-    if (s->port != port && (!s->leads || (s->port && port)))
+    if (s->port != port && (!s->is_initiator || (s->port && port)))
         VTL_STORE(s->port, port);
     struct ethhdr *known = (struct ethhdr *)s->headers;
     if (s->ifindex == ifindex && !__builtin_memcmp(known->h_dest, eth->h_source, ETH_ALEN) &&

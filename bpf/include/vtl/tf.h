@@ -8,8 +8,8 @@
  * tests and simulation. The environment (env_bpf.h, or crates/vtl-sim/native) supplies the
  * vtl_env_* functions; graft.h supplies the contexts.
  *
- * Locking: graft.h takes the session's busy flags around the listener, which writes its `tx`
- * fields, and ingress, which writes `rx`; egress runs under tx.running, in a call of
+ * Locking: graft.h takes the session's locks around the listener, which writes its `tx`
+ * fields, and ingress, which writes `rx`; egress runs under tx.egress_lock, in a call of
  * the pump or in the sender's own (direct egress).
  */
 #ifndef VTL_TF_H

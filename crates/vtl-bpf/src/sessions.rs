@@ -179,30 +179,30 @@ impl Session<'_> {
     /// stays taken.
     pub fn lock_egress(&self) -> bool {
         const TRIES: u32 = 10_000;
-        let lock = atomic!(AtomicU32, self.tx.running);
+        let lock = atomic!(AtomicU32, self.tx.egress_lock);
         let locked = (0..TRIES).any(|_| {
             std::hint::spin_loop();
             lock.swap(1, Ordering::SeqCst) == 0
         });
         // This run serves all requests so far; later ones find the lock taken.
         if locked {
-            atomic!(AtomicU32, self.tx.told).swap(0, Ordering::SeqCst);
+            atomic!(AtomicU32, self.tx.event_pending).swap(0, Ordering::SeqCst);
         }
         locked
     }
 
     /// Whether the application has to be woken; clears the flag.
-    pub fn take_told(&self) -> bool {
-        let told = atomic!(AtomicU32, self.told);
-        told.load(Ordering::Relaxed) != 0 && told.swap(0, Ordering::SeqCst) != 0
+    pub fn take_wakeups(&self) -> bool {
+        let pending = atomic!(AtomicU32, self.pending_wakeups);
+        pending.load(Ordering::Relaxed) != 0 && pending.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Releases the egress lock. `timed`: the caller will run egress before or at the next probe
+    /// Releases the egress lock. `has_timer`: the caller will run egress before or at the next probe
     /// timeout. True if egress must run once more.
-    pub fn unlock_egress(&self, timed: bool) -> bool {
-        atomic!(AtomicU32, self.tx.timed).store(timed.into(), Ordering::Relaxed);
-        atomic!(AtomicU32, self.tx.running).swap(0, Ordering::SeqCst);
-        atomic!(AtomicU32, self.tx.again).swap(0, Ordering::SeqCst) != 0
+    pub fn unlock_egress(&self, has_timer: bool) -> bool {
+        atomic!(AtomicU32, self.tx.has_timer).store(has_timer.into(), Ordering::Relaxed);
+        atomic!(AtomicU32, self.tx.egress_lock).swap(0, Ordering::SeqCst);
+        atomic!(AtomicU32, self.tx.rerun).swap(0, Ordering::SeqCst) != 0
     }
 
     /// Time of the pump's next egress call: 0 at once, `u64::MAX` only on an event, else

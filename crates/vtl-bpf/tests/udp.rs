@@ -274,11 +274,11 @@ fn tunnel__who_leads_decides_and_the_other_side_follows() {
         zeros: 100,
         answers: 0,
     }));
-    for leads in [0, 1] {
+    for is_initiator in [0, 1] {
         let k = Kernel::new();
-        k.alter(|s| s.leads = leads);
-        let goes = |by: u32| assert_eq!(k.session().ifindex, by, "leads {leads}");
-        let follows = |by: u32, or: u32| goes(if leads == 0 { by } else { or });
+        k.alter(|s| s.is_initiator = is_initiator);
+        let goes = |by: u32| assert_eq!(k.session().ifindex, by, "initiator {is_initiator}");
+        let follows = |by: u32, or: u32| goes(if is_initiator == 0 { by } else { or });
         plain(&k, &data(0, 0, &[1]));
         goes(interface);
         by_tcp(&k, &size);
@@ -313,7 +313,7 @@ fn udp__who_leads_keeps_its_way() {
     for (input, _, verdicts) in DRIVERS {
         for ours in [0, PORT] {
             let k = Kernel::new();
-            k.alter(|s| (s.leads, s.port) = (1, ours.to_be()));
+            k.alter(|s| (s.is_initiator, s.port) = (1, ours.to_be()));
             for (seq, frame) in [(0, ask(0)), (1, behind(&ask(1), THEIRS)), (2, ask(2))] {
                 let ran = k.run_from(interface, input, &frame);
                 assert_eq!(ran.verdict, verdicts.answer, "{input} {seq}");

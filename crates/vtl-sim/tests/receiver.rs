@@ -365,9 +365,9 @@ fn make__window_update_needs_no_data() {
     );
     // Somebody is at work on the receiving half: the request must not get lost.
     h.session_mut(SID).rx.ack_now = 1;
-    h.session_mut(SID).rx.busy = 1;
+    h.session_mut(SID).rx.lock = 1;
     assert_eq!(h.egress(SID, NOW + MS, &mut frame), None);
     assert_eq!(h.session(SID).rx.ack_now, 1);
-    h.session_mut(SID).rx.busy = 0;
+    h.session_mut(SID).rx.lock = 0;
     assert!(h.egress(SID, NOW + MS, &mut frame).is_some());
 }

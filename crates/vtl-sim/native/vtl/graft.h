@@ -37,7 +37,7 @@ static __u32 make(struct vtl_session *s, __u64 now, __u8 *frame) {
 static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length, int offset,
                           __u8 *answer, __u32 room) {
     struct vtl_data_hdr hdr;
-    if (offset + sizeof(hdr) > length || !VTL_TRY_LOCK(s->rx.busy))
+    if (offset + sizeof(hdr) > length || !VTL_TRY_LOCK(s->rx.lock))
         return 0;
     memcpy(&hdr, frame + offset, sizeof(hdr));
     struct vtl_in in = {.s = s, .hdr = &hdr, .marked = vtl_is_marked(frame, offset)};
@@ -61,7 +61,7 @@ static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length
         vtl_env_count(VTL_ST_TX_ACKS);
         bytes = offset + sizeof(ack) + words * 8;
     }
-    VTL_UNLOCK(s->rx.busy);
+    VTL_UNLOCK(s->rx.lock);
     return bytes;
 }
 

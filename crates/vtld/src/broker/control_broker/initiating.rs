@@ -230,7 +230,7 @@ impl ControlBroker {
             session.required = session.required | Services::ENCRYPTION;
         }
         if let Some(entry) = self.plane.sessions().get(sid) {
-            entry.complete(|s| s.leads = 1);
+            entry.complete(|s| s.is_initiator = 1);
         }
         self.succeed(sid, succeeds);
         if seals {
@@ -657,7 +657,7 @@ impl ControlBroker {
         entry.set_state(intf::VTL_OPENING);
         entry.complete(|s| {
             let tx = vtl_tx {
-                running: 1,
+                egress_lock: 1,
                 ..session::sender()
             };
             // SAFETY: a field of the entry. Written as it is: the lock, for which a shard may be

@@ -373,7 +373,7 @@ impl Worker {
 
     /// Wakes an aware application if the programs have left that to the daemon.
     fn hand_on(&mut self, sid: u32) {
-        let told = self.table.get(sid).is_some_and(|e| e.take_told());
+        let told = self.table.get(sid).is_some_and(|e| e.take_wakeups());
         if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
             self.bells.ring(&session.wake);
             self.relay.note(sid);
