@@ -31,7 +31,7 @@ struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 131072);
     __uint(map_flags, BPF_F_NO_PREALLOC);
-    __type(key, struct vtl_ends);
+    __type(key, struct vtl_four_tuple);
     __type(value, struct vtl_endpoint);
 } vtl_pairs SEC(".maps");
 
@@ -120,7 +120,7 @@ static __always_inline void show6(struct bpf_sock_addr *ctx, const __u8 addr[16]
 
 /* Address for getpeername; NULL: the kernel's. `ends`: of the connection, as a server sees it. */
 static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
-                                                      struct vtl_ends *ends) {
+                                                      struct vtl_four_tuple *ends) {
     struct vtl_endpoint *client;
     struct vtl_captured *c;
 
@@ -138,7 +138,7 @@ static __always_inline struct vtl_endpoint *true_peer(struct bpf_sock_addr *ctx,
 
 SEC("cgroup/getpeername4")
 int vtl_getpeername4(struct bpf_sock_addr *ctx) {
-    struct vtl_ends ends = {.from.port = ctx->user_port};
+    struct vtl_four_tuple ends = {.from.port = ctx->user_port};
     struct bpf_sock *sk = ctx->sk;
     struct vtl_endpoint *peer;
 
@@ -157,7 +157,7 @@ int vtl_getpeername4(struct bpf_sock_addr *ctx) {
 
 SEC("cgroup/getpeername6")
 int vtl_getpeername6(struct bpf_sock_addr *ctx) {
-    struct vtl_ends ends = {.from.port = ctx->user_port};
+    struct vtl_four_tuple ends = {.from.port = ctx->user_port};
     __u32 w[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
     struct bpf_sock *sk = ctx->sk;
     struct vtl_endpoint *peer;
@@ -199,7 +199,7 @@ static __always_inline void remote_address(struct bpf_sock_ops *ops, __u8 addr[1
  * reused. accept() waits for the socket's lock, under which this program runs. */
 SEC("sockops")
 int vtl_accepted(struct bpf_sock_ops *ops) {
-    struct vtl_ends ends = {};
+    struct vtl_four_tuple ends = {};
     struct vtl_endpoint *client;
     struct bpf_sock *sk;
     __u32 w[4];
@@ -228,7 +228,7 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
 
 /* Adds a connection's packets, with decay. `least`: limit of affected packets; one connection adds
  * a quarter of it at most. */
-static __always_inline void add_share(struct vtl_share *share, __u64 hit, __u64 all, __u32 least) {
+static __always_inline void add_share(struct vtl_ratio *share, __u64 hit, __u64 all, __u32 least) {
     if (hit > least / 4) {
         all = all * (least / 4) / hit;
         hit = least / 4;
@@ -243,7 +243,7 @@ static __always_inline void add_share(struct vtl_share *share, __u64 hit, __u64 
     share->all += all;
 }
 
-static __always_inline int is_much(const struct vtl_share *share, __u32 of, __u32 least) {
+static __always_inline int is_much(const struct vtl_ratio *share, __u32 of, __u32 least) {
     return share->hit >= least && share->hit * of > share->all;
 }
 
@@ -277,7 +277,7 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
                                            BPF_SOCK_OPS_STATE_CB_FLAG);
         break;
     case BPF_SOCK_OPS_RETRANS_CB:
-        if (packets > VTL_NEAR_LONG && (__u64)ops->total_retrans * VTL_NEAR_AGAIN > packets)
+        if (packets > VTL_NEAR_LONG && (__u64)ops->total_retrans * VTL_NEAR_RETRANSMITTED > packets)
             near->spoiled = bpf_ktime_get_ns();
         break;
     case BPF_SOCK_OPS_STATE_CB:
@@ -285,18 +285,18 @@ int vtl_watch_near(struct bpf_sock_ops *ops) {
         if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_RETRANS_CB_FLAG) ||
             ops->args[1] != BPF_TCP_CLOSE || ops->args[0] == BPF_TCP_SYN_SENT)
             break;
-        add_share(&near->again, ops->total_retrans, packets, VTL_NEAR_AGAIN_LEAST);
+        add_share(&near->retransmitted, ops->total_retrans, packets, VTL_NEAR_RETRANSMITTED_MIN);
         sk = ops->sk;
         tcp = sk ? (struct tcp_sock *)bpf_skc_to_tcp_sock(sk) : NULL;
         if (tcp && bpf_core_field_exists(tcp->rcv_ooopack))
             late = BPF_CORE_READ(tcp, rcv_ooopack);
-        add_share(&near->late, late, packets, VTL_NEAR_LATE_LEAST);
+        add_share(&near->reordered, late, packets, VTL_NEAR_REORDERED_MIN);
         /* All ones: no sample. */
         if (ops->rtt_min != ~0u)
             near->slow = ops->rtt_min > config.far_us ? near->slow + 1 : 0;
         if (near->slow >= VTL_NEAR_SLOW ||
-            is_much(&near->again, VTL_NEAR_AGAIN, VTL_NEAR_AGAIN_LEAST) ||
-            is_much(&near->late, VTL_NEAR_LATE, VTL_NEAR_LATE_LEAST))
+            is_much(&near->retransmitted, VTL_NEAR_RETRANSMITTED, VTL_NEAR_RETRANSMITTED_MIN) ||
+            is_much(&near->reordered, VTL_NEAR_REORDERED, VTL_NEAR_REORDERED_MIN))
             near->spoiled = bpf_ktime_get_ns();
         else /* Connections extend the time as long as the host is near. */
             near->until = bpf_ktime_get_ns() + config.near_ns;
@@ -521,14 +521,14 @@ static __always_inline int port_is_hooked(struct bpf_sock_ops *ops) {
  * and in all segments until data was acknowledged, so that a lost third ACK does not hide it.
  * Passive side: in the SYN/ACK, if the SYN had it, with the same flow. */
 static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *opt) {
-    struct vtl_owned *own;
+    struct vtl_own_socket *own;
     __u64 cookie;
 
     if (ops->skb_tcp_flags == (0x12 /* SYN | ACK */))
         return port_is_hooked(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
     cookie = bpf_get_socket_cookie(ops);
     own = bpf_map_lookup_elem(&vtl_own, &cookie);
-    if (!own || !(own->flags & VTL_OWN_OFFER) || !(own->flags & VTL_OWN_FLOW))
+    if (!own || !(own->flags & VTL_SOCK_OFFER) || !(own->flags & VTL_SOCK_FLOW))
         return 0;
     opt->kind = VTL_OPT_KIND;
     opt->len = VTL_OPT_LEN;
@@ -541,15 +541,16 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
  * retransmissions, or as many segments received without an acknowledgement of data. Fewer may be
  * due to an outage, and without the option the peer would take the connection for a plain one. Not
  * for control connections, which are useless without it. */
-static __always_inline int is_in_the_way(struct bpf_sock_ops *ops, const struct vtl_owned *own) {
-    if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_OWN_FLOW) || !own->flow.number)
+static __always_inline int is_in_the_way(struct bpf_sock_ops *ops,
+                                         const struct vtl_own_socket *own) {
+    if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_SOCK_FLOW) || !own->flow.number)
         return 0;
     return ops->total_retrans - own->sent_again > 4 || ops->segs_in > 5;
 }
 
 SEC("sockops")
 int vtl_sockops(struct bpf_sock_ops *ops) {
-    struct vtl_owned *own, accepted;
+    struct vtl_own_socket *own, accepted;
     struct option opt = {};
     __u64 cookie;
     int len;
@@ -561,14 +562,14 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         /* Retransmit a lost SYN of discovery after 300 ms instead of 1 s. */
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (own->flags & VTL_OWN_OFFER) && CONFIG_HZ)
+        if (own && (own->flags & VTL_SOCK_OFFER) && CONFIG_HZ)
             ops->reply = CONFIG_HZ * 3u / 10u;
         break;
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (own->flags & VTL_OWN_OFFER)) {
+        if (own && (own->flags & VTL_SOCK_OFFER)) {
             set_writing(ops, 1);
             bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
         }
@@ -584,7 +585,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         /* bytes_acked includes the SYN. */
         if (own && is_in_the_way(ops, own)) {
-            own->flags = (own->flags & ~VTL_OWN_OFFER) | VTL_OWN_GAVE_UP;
+            own->flags = (own->flags & ~VTL_SOCK_OFFER) | VTL_SOCK_GAVE_UP;
             set_writing(ops, 0);
         } else if (ops->is_fullsock && ops->bytes_acked > 1) {
             set_writing(ops, 0);
@@ -605,11 +606,11 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
             break;
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (!own || !(own->flags & VTL_OWN_OFFER))
+        if (!own || !(own->flags & VTL_SOCK_OFFER))
             break;
         own->sent_again = ops->total_retrans;
         if (peers_option(ops, &opt, 0))
-            own->flags |= VTL_OWN_PEER;
+            own->flags |= VTL_SOCK_PEER;
         else
             set_writing(ops, 0);
         break;
@@ -621,7 +622,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         set_writing(ops, 0);
         cookie = bpf_get_socket_cookie(ops);
         len = peers_option(ops, &opt, 0);
-        accepted.flags = VTL_OWN_LISTEN | (len ? VTL_OWN_PEER | VTL_OWN_FLOW : 0);
+        accepted.flags = VTL_SOCK_LISTEN | (len ? VTL_SOCK_PEER | VTL_SOCK_FLOW : 0);
         accepted.flow = opt.flow;
         accepted.sent_again = 0;
         bpf_map_update_elem(&vtl_own, &cookie, &accepted, BPF_ANY);

@@ -65,7 +65,7 @@ struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
     __type(key, __u64);
-    __type(value, struct vtl_owned);
+    __type(value, struct vtl_own_socket);
 } vtl_own SEC(".maps");
 
 /* Heartbeat of vtld, one entry: CLOCK_MONOTONIC nanoseconds. Written by vtld. */

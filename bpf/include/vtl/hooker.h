@@ -100,7 +100,7 @@ struct vtl_endpoint {
 };
 
 /* Both ends of a connection. A map key as well. */
-struct vtl_ends {
+struct vtl_four_tuple {
     struct vtl_endpoint from; /* the opener */
     struct vtl_endpoint to;
 };
@@ -124,7 +124,7 @@ struct vtl_syn {
 };
 
 /* Packets affected, of all packets. */
-struct vtl_share {
+struct vtl_ratio {
     __u64 hit;
     __u64 all;
 };
@@ -136,30 +136,30 @@ struct vtl_near {
     __u64 spoiled; /* CLOCK_MONOTONIC, ns: when it ceased to be near and clean; 0 = it has not */
     __u64 slow;    /* consecutive connections with round trips longer than `far_us` */
     /* Sums over closed connections. Each loss makes many later packets out of order. */
-    struct vtl_share again; /* retransmitted */
-    struct vtl_share late;  /* out of order */
+    struct vtl_ratio retransmitted;
+    struct vtl_ratio reordered; /* out of order */
 };
 
-/* Limits of a near and clean host. It is spoiled once more than one packet in VTL_NEAR_AGAIN
- * (VTL_NEAR_LATE), and at least _LEAST of them, were retransmitted (out of order), or after
- * VTL_NEAR_SLOW slow connections in a row. A connection adds a quarter of _LEAST at most, since
- * each one loses many in slow start; an open connection is judged alone after VTL_NEAR_LONG
- * packets. */
+/* Limits of a near and clean host. It is spoiled once more than one packet in
+ * VTL_NEAR_RETRANSMITTED (VTL_NEAR_REORDERED), and at least _MIN of them, were retransmitted (out
+ * of order), or after VTL_NEAR_SLOW slow connections in a row. A connection adds a quarter of _MIN
+ * at most, since each one loses many in slow start; an open connection is judged alone after
+ * VTL_NEAR_LONG packets. */
 enum {
-    VTL_NEAR_AGAIN = 100,
-    VTL_NEAR_AGAIN_LEAST = 64,
-    VTL_NEAR_LATE = 20,
-    VTL_NEAR_LATE_LEAST = 256,
+    VTL_NEAR_RETRANSMITTED = 100,
+    VTL_NEAR_RETRANSMITTED_MIN = 64,
+    VTL_NEAR_REORDERED = 20,
+    VTL_NEAR_REORDERED_MIN = 256,
     VTL_NEAR_LONG = 50000,
     VTL_NEAR_SLOW = 4,
 };
 
-enum vtl_own {
-    VTL_OWN_OFFER = 1 << 0,   /* send the option: in SYN (active) or SYN/ACK (passive) */
-    VTL_OWN_PEER = 1 << 1,    /* the peer has sent the option */
-    VTL_OWN_LISTEN = 1 << 2,  /* the steering listener */
-    VTL_OWN_FLOW = 1 << 3,    /* the option names a flow */
-    VTL_OWN_GAVE_UP = 1 << 4, /* the option is no longer repeated: the peer may not have seen it */
+enum vtl_own_socket_flag {
+    VTL_SOCK_OFFER = 1 << 0,   /* send the option: in SYN (active) or SYN/ACK (passive) */
+    VTL_SOCK_PEER = 1 << 1,    /* the peer has sent the option */
+    VTL_SOCK_LISTEN = 1 << 2,  /* the steering listener */
+    VTL_SOCK_FLOW = 1 << 3,    /* the option names a flow */
+    VTL_SOCK_GAVE_UP = 1 << 4, /* the option is no longer repeated: the peer may not have seen it */
 };
 
 /* Flow of a connection, as named in the option. */
@@ -169,10 +169,10 @@ struct vtl_flow_name {
 };
 
 /* Values of the map `vtl_own`: vtld's sockets by cookie. vtld writes before connect() or listen();
- * the sock_ops program adds VTL_OWN_PEER and VTL_OWN_GAVE_UP, writes entries of accepted
+ * the sock_ops program adds VTL_SOCK_PEER and VTL_SOCK_GAVE_UP, writes entries of accepted
  * connections, and removes closed ones. */
-struct vtl_owned {
-    __u32 flags; /* enum vtl_own */
+struct vtl_own_socket {
+    __u32 flags; /* enum vtl_own_socket_flag */
     struct vtl_flow_name flow;
     __u32 sent_again; /* retransmitted segments at the time of the SYN/ACK */
 };

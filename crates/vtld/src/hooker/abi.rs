@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 pub(super) use vtl_proto::intf::{
-    VTL_CC_NAME_MAX, VTL_LEVELS, VTL_OWN_FLOW, VTL_OWN_GAVE_UP, VTL_OWN_OFFER, VTL_OWN_PEER,
-    VTL_PREFIX_6, VTL_RULES_MAX, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END,
+    VTL_CC_NAME_MAX, VTL_LEVELS, VTL_PREFIX_6, VTL_RULES_MAX, VTL_SOCK_FLOW, VTL_SOCK_GAVE_UP,
+    VTL_SOCK_OFFER, VTL_SOCK_PEER, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END,
     VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL, VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER,
-    VTL_STEPS_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_ends,
-    vtl_flow_name, vtl_hook_config, vtl_identity, vtl_near, vtl_owned, vtl_step, vtl_syn,
+    VTL_STEPS_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint,
+    vtl_flow_name, vtl_four_tuple, vtl_hook_config, vtl_identity, vtl_near, vtl_own_socket,
+    vtl_step, vtl_syn,
 };
 
 /// Types without padding and without invalid values, which can be converted from and to bytes.
@@ -19,7 +20,7 @@ pub(super) unsafe trait Pod: Copy {}
 // SAFETY: integers and arrays of them, laid out without holes.
 unsafe impl Pod for vtl_endpoint {}
 // SAFETY: as above.
-unsafe impl Pod for vtl_ends {}
+unsafe impl Pod for vtl_four_tuple {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_hook_config {}
 // SAFETY: as above.
@@ -29,7 +30,7 @@ unsafe impl Pod for vtl_step {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_identity {}
 // SAFETY: as above.
-unsafe impl Pod for vtl_owned {}
+unsafe impl Pod for vtl_own_socket {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_near {}
 // SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
@@ -55,8 +56,8 @@ pub(super) fn endpoint(addr: SocketAddr) -> vtl_endpoint {
     }
 }
 
-pub(super) fn ends([from, to]: [SocketAddr; 2]) -> vtl_ends {
-    vtl_ends {
+pub(super) fn ends([from, to]: [SocketAddr; 2]) -> vtl_four_tuple {
+    vtl_four_tuple {
         from: endpoint(from),
         to: endpoint(to),
     }

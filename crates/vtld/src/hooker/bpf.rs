@@ -21,7 +21,10 @@ use nix::{
 use vtl_proto::frame::FlowName;
 
 use super::{
-    abi::{self, bytes_of, vtl_ends, vtl_flow_name, vtl_hook_config, vtl_near, vtl_owned, vtl_syn},
+    abi::{
+        self, bytes_of, vtl_flow_name, vtl_four_tuple, vtl_hook_config, vtl_near, vtl_own_socket,
+        vtl_syn,
+    },
     error::HookerError,
 };
 
@@ -343,7 +346,7 @@ impl Maps {
     /// The ends of connections whose client address was set and that are not accepted yet.
     pub(super) fn shown(&self) -> Vec<[SocketAddr; 2]> {
         let ends = |key: Vec<u8>| {
-            let ends: vtl_ends = abi::from_bytes(&key)?;
+            let ends: vtl_four_tuple = abi::from_bytes(&key)?;
             Some([ends.from, ends.to].map(|end| abi::socket_addr(&end)))
         };
         self.pairs.keys().filter_map(ends).collect()
@@ -356,31 +359,31 @@ impl Maps {
     /// Registers a socket of vtld's own: it is never captured. `name`: announced by the option in its SYN, for the
     /// connection of a flow or a control connection.
     pub(super) fn own(&self, cookie: u64, name: Option<FlowName>) -> Result<(), HookerError> {
-        let of = |name: FlowName| vtl_owned {
-            flags: abi::VTL_OWN_OFFER | abi::VTL_OWN_FLOW,
+        let of = |name: FlowName| vtl_own_socket {
+            flags: abi::VTL_SOCK_OFFER | abi::VTL_SOCK_FLOW,
             flow: vtl_flow_name {
                 tag: name.tag.to_be(),
                 number: name.number.to_be(),
             },
             ..Default::default()
         };
-        self.enter(cookie, &name.map_or_else(vtl_owned::default, of))
+        self.enter(cookie, &name.map_or_else(vtl_own_socket::default, of))
     }
 
     /// Registers a listener whose connections answer the option.
     pub(super) fn own_listener(&self, cookie: u64) -> Result<(), HookerError> {
-        let owned = vtl_owned {
-            flags: abi::VTL_OWN_OFFER,
+        let owned = vtl_own_socket {
+            flags: abi::VTL_SOCK_OFFER,
             ..Default::default()
         };
         self.enter(cookie, &owned)
     }
 
-    fn enter(&self, cookie: u64, owned: &vtl_owned) -> Result<(), HookerError> {
+    fn enter(&self, cookie: u64, owned: &vtl_own_socket) -> Result<(), HookerError> {
         put(&self.own, "vtl_own", &cookie.to_ne_bytes(), bytes_of(owned))
     }
 
-    fn owned(&self, cookie: u64) -> Option<vtl_owned> {
+    fn owned(&self, cookie: u64) -> Option<vtl_own_socket> {
         let found = self.own.lookup(&cookie.to_ne_bytes(), MapFlags::ANY);
         abi::from_bytes(&found.ok()??)
     }
@@ -388,13 +391,13 @@ impl Maps {
     /// Whether the kernel has given up a socket's option, because segments with it seem to be dropped.
     pub(super) fn gave_up(&self, cookie: u64) -> bool {
         let owned = self.owned(cookie);
-        owned.is_some_and(|owned| owned.flags & abi::VTL_OWN_GAVE_UP != 0)
+        owned.is_some_and(|owned| owned.flags & abi::VTL_SOCK_GAVE_UP != 0)
     }
 
     /// The name of a socket's flow, if its peer has shown that it understands the option.
     pub(super) fn understood(&self, cookie: u64) -> Option<FlowName> {
         let owned = self.owned(cookie)?;
-        (owned.flags & abi::VTL_OWN_PEER != 0).then(|| FlowName {
+        (owned.flags & abi::VTL_SOCK_PEER != 0).then(|| FlowName {
             tag: u32::from_be(owned.flow.tag),
             number: u32::from_be(owned.flow.number),
         })
