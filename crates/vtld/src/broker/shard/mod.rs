@@ -2,12 +2,12 @@
 //! the kernel's programs. They open and close no sessions: the broker's thread does, by orders to them. A shard
 //! never loads programs or reads disks.
 
-mod bells;
 mod call;
 mod doorbell;
 mod pumping;
 mod relay;
 mod schedule;
+mod wakeups;
 mod worker;
 
 use std::{
@@ -27,10 +27,10 @@ use nix::sys::{
 use vtl_bpf::{plane::DataPlane, pump::Choice};
 use vtl_ring::Controls;
 
-use bells::Bell;
 pub(super) use call::Call;
 pub(crate) use doorbell::Doorbell;
 pub(super) use schedule::Schedule;
+use wakeups::Wakeup;
 use worker::Source;
 
 /// Order of the broker to a shard.
@@ -80,7 +80,7 @@ pub(super) enum News {
 /// A session as its shard sees it.
 struct Pumped {
     controls: Arc<Controls>,
-    wake: Bell,
+    wake: Wakeup,
     /// Transmissions at the pump's latest check.
     sent: u64,
     /// Egress has been stopped.
@@ -165,7 +165,7 @@ impl Shards {
     ) -> io::Result<()> {
         let session = Pumped {
             controls: Arc::clone(controls),
-            wake: Bell::Held(Arc::clone(wake)),
+            wake: Wakeup::Held(Arc::clone(wake)),
             sent: 0,
             resting: false,
             report,

@@ -30,10 +30,10 @@ use vtl_proto::intf;
 use super::{
     super::{MS, event, now_ns, wait},
     Handle, News, Order, Outlet, Pumped,
-    bells::Bells,
     doorbell::Doorbell,
     relay::Relay,
     schedule::Schedule,
+    wakeups::Wakeups,
 };
 use crate::panics::test_point;
 
@@ -100,7 +100,7 @@ pub(super) struct Worker {
     doorbell: Option<Doorbell>,
     /// Consecutive events missed by the doorbell.
     unheard: u32,
-    bells: Bells,
+    wakeups: Wakeups,
     relay: Relay,
     stopping: bool,
 }
@@ -198,7 +198,7 @@ impl Worker {
             found: Vec::new(),
             doorbell,
             unheard: 0,
-            bells: Bells::new(places),
+            wakeups: Wakeups::new(places),
             relay: Relay::default(),
             stopping: false,
         })
@@ -257,7 +257,7 @@ impl Worker {
         while let Ok(order) = self.orders.try_recv() {
             self.take_order(order);
         }
-        self.bells.flush();
+        self.wakeups.flush();
     }
 
     fn take_order(&mut self, order: Order) {
@@ -280,19 +280,19 @@ impl Worker {
             }
             Order::Wake(sid) => {
                 if let Some(session) = self.sessions.get(&sid) {
-                    self.bells.ring(&session.wake);
+                    self.wakeups.wake(&session.wake);
                 }
             }
             Order::Granted(sid) => {
                 if let Some(session) = self.sessions.get_mut(&sid) {
-                    self.bells.keep(&mut session.wake);
+                    self.wakeups.keep(&mut session.wake);
                 }
             }
             Order::Forget(sid) => {
                 self.schedule.cancel(sid);
                 if let Some(session) = self.sessions.remove(&sid) {
-                    self.bells.flush();
-                    self.bells.remove(&session.wake);
+                    self.wakeups.flush();
+                    self.wakeups.remove(&session.wake);
                 }
                 self.news.tell(News::Forgotten(sid));
             }
@@ -368,14 +368,14 @@ impl Worker {
             }
         }
         self.found = events;
-        self.bells.flush();
+        self.wakeups.flush();
     }
 
     /// Wakes an aware application if the programs have left that to the daemon.
     fn hand_on(&mut self, sid: u32) {
         let told = self.table.get(sid).is_some_and(|e| e.take_wakeups());
         if let Some(session) = self.sessions.get(&sid).filter(|_| told) {
-            self.bells.ring(&session.wake);
+            self.wakeups.wake(&session.wake);
             self.relay.note(sid);
         }
     }

@@ -14,14 +14,15 @@ use nix::sys::{
 const BATCH: u32 = 64;
 
 /// An application's eventfd.
-pub(super) enum Bell {
+pub(super) enum Wakeup {
+    /// Written to through its own descriptor.
     Held(Arc<EventFd>),
     /// Index of the file in the table.
     Kept(u32),
 }
 
 /// Eventfds of all applications of a shard.
-pub(super) struct Bells {
+pub(super) struct Wakeups {
     ring: Option<IoUring>,
     /// First place of the table never used.
     next: u32,
@@ -31,7 +32,7 @@ pub(super) struct Bells {
     free: Vec<u32>,
 }
 
-impl Bells {
+impl Wakeups {
     /// Creates a table for `most` files, at most this process's limit of open files.
     pub(super) fn new(most: u32) -> Self {
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
@@ -52,8 +53,8 @@ impl Bells {
     }
 
     /// Moves an eventfd into the table if possible, and closes its descriptor.
-    pub(super) fn keep(&mut self, bell: &mut Bell) {
-        let (Some(ring), Bell::Held(event)) = (&self.ring, &*bell) else {
+    pub(super) fn keep(&mut self, wakeup: &mut Wakeup) {
+        let (Some(ring), Wakeup::Held(event)) = (&self.ring, &*wakeup) else {
             return;
         };
         let place = match self.free.pop() {
@@ -66,28 +67,28 @@ impl Bells {
         };
         let file = [event.as_raw_fd()];
         match ring.submitter().register_files_update(place, &file) {
-            Ok(1) => *bell = Bell::Kept(place),
+            Ok(1) => *wakeup = Wakeup::Kept(place),
             _ => self.free.push(place),
         }
     }
 
     /// Removes an eventfd.
-    pub(super) fn remove(&mut self, bell: &Bell) {
-        if let (Bell::Kept(place), Some(ring)) = (bell, &self.ring)
+    pub(super) fn remove(&mut self, wakeup: &Wakeup) {
+        if let (Wakeup::Kept(place), Some(ring)) = (wakeup, &self.ring)
             && let Ok(1) = ring.submitter().register_files_update(*place, &[-1])
         {
             self.free.push(*place);
         }
     }
 
-    /// Wakes an application, at the latest at the next [`Bells::flush`].
-    pub(super) fn ring(&mut self, bell: &Bell) {
+    /// Wakes an application, at the latest at the next [`Wakeups::flush`].
+    pub(super) fn wake(&mut self, wakeup: &Wakeup) {
         static ONE: u64 = 1;
-        match bell {
-            Bell::Held(event) => {
+        match wakeup {
+            Wakeup::Held(event) => {
                 let _ = event.write(ONE);
             }
-            Bell::Kept(place) => {
+            Wakeup::Kept(place) => {
                 let bytes = (&raw const ONE).cast();
                 // No completions of successful writes.
                 let write = opcode::Write::new(Fixed(*place), bytes, size_of_val(&ONE) as u32)
@@ -133,18 +134,18 @@ mod tests {
     use super::*;
 
     /// Both ends of one.
-    fn pair() -> (Bell, EventFd) {
+    fn pair() -> (Wakeup, EventFd) {
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap();
         let application = event.as_fd().try_clone_to_owned().unwrap();
         // SAFETY: a duplicate of an eventfd.
         let application = unsafe { EventFd::from_owned_fd(application) };
-        (Bell::Held(Arc::new(event)), application)
+        (Wakeup::Held(Arc::new(event)), application)
     }
 
     #[test]
     fn ring__reaches_the_application_kept_or_not() {
-        reaches(Bells::new(100));
-        reaches(Bells {
+        reaches(Wakeups::new(100));
+        reaches(Wakeups {
             ring: None,
             next: 0,
             places: 0,
@@ -152,48 +153,48 @@ mod tests {
         });
     }
 
-    fn reaches(mut bells: Bells) {
+    fn reaches(mut wakeups: Wakeups) {
         const COUNT: usize = 200;
         let mut pairs: Vec<_> = (0..COUNT).map(|_| pair()).collect();
-        for (bell, _) in &mut pairs {
-            bells.keep(bell);
+        for (wakeup, _) in &mut pairs {
+            wakeups.keep(wakeup);
         }
-        let kept = pairs.iter().filter(|(b, _)| matches!(b, Bell::Kept(_)));
-        let room = if bells.ring.is_some() { 100 } else { 0 };
+        let kept = pairs.iter().filter(|(b, _)| matches!(b, Wakeup::Kept(_)));
+        let room = if wakeups.ring.is_some() { 100 } else { 0 };
         assert_eq!(kept.count(), room);
-        for (bell, _) in &pairs {
-            bells.ring(bell);
+        for (wakeup, _) in &pairs {
+            wakeups.wake(wakeup);
         }
-        bells.flush();
+        wakeups.flush();
         for (_, application) in &pairs {
             assert_eq!(application.read(), Ok(1));
         }
         // One that its application has filled hurts nobody else.
         pairs[3].1.write(u64::MAX - 1).unwrap();
         for _ in 0..COUNT {
-            bells.ring(&pairs[3].0);
-            bells.ring(&pairs[4].0);
+            wakeups.wake(&pairs[3].0);
+            wakeups.wake(&pairs[4].0);
         }
-        bells.flush();
+        wakeups.flush();
         assert_eq!(pairs[3].1.read(), Ok(u64::MAX - 1));
         assert_eq!(pairs[4].1.read(), Ok(COUNT as u64));
     }
 
     #[test]
     fn remove__its_place_is_anothers_and_its_file_is_gone() {
-        let mut bells = Bells::new(1);
-        if bells.ring.is_none() {
+        let mut wakeups = Wakeups::new(1);
+        if wakeups.ring.is_none() {
             vtl_testing::skip("no io_uring here");
             return;
         }
         for _ in 0..1000 {
-            let (mut bell, application) = pair();
-            bells.keep(&mut bell);
-            assert!(matches!(bell, Bell::Kept(0)));
-            bells.ring(&bell);
-            bells.flush();
+            let (mut wakeup, application) = pair();
+            wakeups.keep(&mut wakeup);
+            assert!(matches!(wakeup, Wakeup::Kept(0)));
+            wakeups.wake(&wakeup);
+            wakeups.flush();
             assert_eq!(application.read(), Ok(1));
-            bells.remove(&bell);
+            wakeups.remove(&wakeup);
         }
     }
 }
