@@ -12,12 +12,12 @@ mod listeners;
 mod meter;
 mod peers;
 mod raw;
+mod ring_pool;
 mod session;
 mod sessions;
 mod shard;
 mod sockets;
 mod source;
-mod stock;
 mod tunnel;
 
 use std::{
@@ -72,7 +72,7 @@ pub struct Config {
     /// Maximum packets in each of a session's rings: a power of two, at most 32,768. Short paths get less; a
     /// packet takes 2 KiB.
     pub ring_slots: u32,
-    /// Sets of rings of each usual size kept in stock. Creating one takes 50 ms.
+    /// Sets of rings of each usual size kept in the pool. Creating one takes 50 ms.
     pub stock: usize,
     /// Whether to seal the payload of sessions that this host opens for flows, if the peer supports it.
     pub seals_flows: bool,

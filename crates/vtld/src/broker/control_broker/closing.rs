@@ -275,6 +275,6 @@ impl ControlBroker {
         self.listeners.forget(sid);
         self.by_tcp.forget(sid);
         self.shards.forget(sid);
-        self.stock.put_exposed(session.rings);
+        self.rings.put_exposed(session.rings);
     }
 }

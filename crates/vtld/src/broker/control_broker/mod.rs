@@ -34,11 +34,11 @@ use super::{
     now_ns,
     peers::Peers,
     random,
+    ring_pool::RingPool,
     sessions::Sessions,
     shard::{News, Schedule, Shards},
     sockets::Sockets,
     source::Source,
-    stock::Stock,
     wait,
 };
 use crate::{
@@ -72,7 +72,7 @@ pub(super) struct ControlBroker {
     events: Events,
     shards: Shards,
     launcher: Launcher,
-    stock: Stock,
+    rings: RingPool,
     interfaces: Interfaces,
     sockets: Sockets,
     by_tcp: ByTcp,
@@ -229,7 +229,7 @@ impl ControlBroker {
     fn tick(&mut self) {
         let now = now_ns();
         self.next_tick = now + TICK_NS;
-        self.stock.tick(now);
+        self.rings.tick(now);
         self.resume();
         self.sessions.sweep(now);
         self.responder.maintain(now, random);

@@ -18,9 +18,8 @@ use super::{
         caller::Caller,
         event,
         meter::Meter,
-        now_ns, random_token,
+        now_ns, random_token, ring_pool,
         session::{self, Aware, Keying, Session},
-        stock,
     },
     ControlBroker,
 };
@@ -36,18 +35,18 @@ impl ControlBroker {
     fn slots_for(&self, peer: IpAddr, most: u32) -> Option<u32> {
         let crowd = self.sessions.len() >= CROWD;
         let rtt = self.peers.rtt(peer)?;
-        Some(stock::slots_for(rtt, most, crowd))
+        Some(ring_pool::slots_for(rtt, most, crowd))
     }
 
     /// Size in slots of the rings for a session with this peer.
     pub(super) fn wanted_slots(&self, peer: IpAddr) -> u32 {
         let most = self.config.ring_slots;
-        let wanted = self.slots_for(peer, most).unwrap_or(stock::FAR);
+        let wanted = self.slots_for(peer, most).unwrap_or(ring_pool::FAR);
         if self.sessions.len() < MANY {
             return wanted;
         }
         let share = self.config.ring_memory / self.config.max_sessions.max(1) as u64;
-        wanted.min(stock::slots_within(share))
+        wanted.min(ring_pool::slots_within(share))
     }
 
     /// Slots to use of a session's rings.
@@ -56,11 +55,11 @@ impl ControlBroker {
         self.slots_for(session.peer, most).unwrap_or(most)
     }
 
-    /// Whether rings for [`ControlBroker::create`] are in stock. If not, some are being made, and
+    /// Whether rings for [`ControlBroker::create`] are in the pool. If not, some are being made, and
     /// [`ControlBroker::resume`] follows.
     pub(super) fn rings_ready(&mut self, peer: IpAddr) -> Result<bool, String> {
         let wanted = self.wanted_slots(peer);
-        self.stock.prepare(wanted).map_err(|e| e.to_string())
+        self.rings.prepare(wanted).map_err(|e| e.to_string())
     }
 
     /// Creates a session's entry and rings. Ring size follows a known path's need; on an unknown path a small
@@ -84,11 +83,11 @@ impl ControlBroker {
         }
         let wanted = self.wanted_slots(peer);
         let rings = self
-            .stock
+            .rings
             .take(wanted, now_ns())
             .ok_or("there are no rings")?;
         let known = self.peers.rtt(peer).is_some();
-        let begin = if known { wanted } else { stock::NEAR };
+        let begin = if known { wanted } else { ring_pool::NEAR };
         let mut slots = begin.min(rings.slots);
         let early = rings.slots >= intf::VTL_EARLY_WINDOW;
         let wish = wish.filter(|(sid, _)| early && self.sessions.is_free(*sid));
@@ -97,13 +96,13 @@ impl ControlBroker {
         }
         let found = wish.or_else(|| Some((self.sessions.next_free()?, random_token())));
         let Some((sid, token)) = found else {
-            self.stock.put(rings);
+            self.rings.put(rings);
             return Err("all sessions of this host are in use".into());
         };
         let aware = match purpose(&rings) {
             Ok(aware) => aware,
             Err(error) => {
-                self.stock.put(rings);
+                self.rings.put(rings);
                 return Err(error);
             }
         };
@@ -119,7 +118,7 @@ impl ControlBroker {
         if let Err(error) = self.have_served(sid, &aware, !lifecycle.is_initiator()) {
             self.sessions.reserve(sid);
             self.shards.forget(sid);
-            self.stock.put(rings);
+            self.rings.put(rings);
             return Err(error);
         }
         entry.set_state(intf::VTL_OPENING);

@@ -31,11 +31,11 @@ use super::{
         now_ns,
         peers::Peers,
         random,
+        ring_pool::RingPool,
         sessions::Sessions,
         shard::{Schedule, Shards},
         sockets::Sockets,
         source::Source,
-        stock::Stock,
     },
     ControlBroker, Events,
     parked::Parking,
@@ -66,7 +66,7 @@ impl ControlBroker {
         // After the root programs, which keep DATA from these sockets.
         sockets.open_native()?;
         let mut fence = fence(&config.scope, &sockets)?;
-        let stock = stock(&plane, &config, &events.parked)?;
+        let rings = ring_pool(&plane, &config, &events.parked)?;
         let interfaces = Interfaces::watch()?;
         // The first look at interfaces and pool: errors end the daemon.
         for interface in netdev::interfaces()? {
@@ -100,7 +100,7 @@ impl ControlBroker {
             events,
             shards,
             launcher,
-            stock,
+            rings,
             interfaces,
             sockets,
             by_tcp,
@@ -172,8 +172,12 @@ fn anchor(plane: &DataPlane, config: &Config) {
     }
 }
 
-fn stock(plane: &DataPlane, config: &Config, parked: &Arc<EventFd>) -> vtl_bpf::Result<Stock> {
-    Ok(Stock::start(
+fn ring_pool(
+    plane: &DataPlane,
+    config: &Config,
+    parked: &Arc<EventFd>,
+) -> vtl_bpf::Result<RingPool> {
+    Ok(RingPool::start(
         RingMaker::new(plane)?,
         config.ring_slots,
         config.stock,

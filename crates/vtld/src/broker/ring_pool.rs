@@ -1,4 +1,4 @@
-//! Keeps sets of rings in stock, by a thread of its own: creating and clearing them takes milliseconds.
+//! Pool of ring sets, filled by a thread of its own: creating and clearing them takes milliseconds.
 //!
 //! Rings come in a few sizes, for short and for long paths, within a quota of memory; as it runs out, sets
 //! become smaller.
@@ -79,8 +79,8 @@ enum Delivery {
     Recycled(RingSet),
 }
 
-/// The stock, for the broker's thread.
-pub(super) struct Stock {
+/// The pool of ring sets, for the broker's thread.
+pub(super) struct RingPool {
     orders: Sender<Order>,
     deliveries: Receiver<Delivery>,
     /// Sets ready for use, by size.
@@ -105,7 +105,7 @@ pub(super) struct Stock {
     most: u32,
 }
 
-impl Stock {
+impl RingPool {
     /// Starts the thread, which creates `level` sets of each usual size up to `most` packets, within a quota of
     /// `budget` bytes for all existing sets, part of which is reserved for `sessions` sessions. It calls `call`
     /// after deliveries.
@@ -129,10 +129,10 @@ impl Stock {
             call: Box::new(call),
         };
         thread::Builder::new()
-            .name("vtl-stock".into())
+            .name("vtl-rings".into())
             .spawn(move || workshop.run(&inbox))
             .expect("a thread can be started");
-        let mut stock = Self {
+        let mut pool = Self {
             orders,
             deliveries,
             ready: BTreeMap::new(),
@@ -149,9 +149,9 @@ impl Stock {
         let mut sizes = vec![FAR.min(most), NEAR.min(most)];
         sizes.dedup();
         for size in sizes {
-            stock.order(size, level);
+            pool.order(size, level);
         }
-        stock
+        pool
     }
 
     fn order(&mut self, slots: u32, count: usize) {
@@ -186,7 +186,7 @@ impl Stock {
         }
     }
 
-    /// Whether [`Stock::take`] will find a set. If not, some are being made: ask again when the thread has
+    /// Whether [`RingPool::take`] will find a set. If not, some are being made: ask again when the thread has
     /// called.
     ///
     /// # Errors
@@ -215,7 +215,7 @@ impl Stock {
     }
 
     /// Takes a set of rings of `slots` packets, or of the next larger size, else of the next smaller one. Never
-    /// blocks: [`Stock::prepare`] says whether there is any.
+    /// blocks: [`RingPool::prepare`] says whether there is any.
     ///
     /// Sets taken by few sessions are not replaced at once: creating rings keeps a processor busy for up to a
     /// tenth of a second, which would delay the new session.
@@ -230,7 +230,7 @@ impl Stock {
         self.taken_ns = now_ns;
         let left = self.ready.get(&slots).map_or(0, Vec::len) + self.coming;
         if self.rush > self.level && left < lot(slots).div_ceil(2) {
-            self.order(slots, lot(slots)); // before the stock is empty
+            self.order(slots, lot(slots)); // before the pool is empty
         }
         Some(set)
     }
