@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vtl_core::{
-    path::{DetourStep, PathMtu, Progress, SessionPath, Step, max_payload},
+    mtud::{DetourStep, PathMtu, Progress, SessionPath, Step, max_payload},
     session::{Action, Lifecycle, Observation, PeerClose, Phase, Reaction, Successor},
 };
 use vtl_proto::nego::Way;

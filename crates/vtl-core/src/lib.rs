@@ -10,7 +10,7 @@
 //!
 //! Sessions (sections 4 to 6), whose packets the kernel's programs send and receive:
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
-//! - [`path`]: path MTU discovery, and fallback to TCP where nothing else gets through.
+//! - [`mtud`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
 //! Choice: classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), what carrier
 //! suits both ([`select`]), and when it is to change what flows travel by ([`reconfigure`]).
@@ -19,8 +19,8 @@
 
 pub mod association;
 pub mod flow;
+pub mod mtud;
 pub mod netmon;
-pub mod path;
 pub mod profile;
 pub mod reconfigure;
 pub mod select;

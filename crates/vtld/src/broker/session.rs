@@ -11,7 +11,7 @@ use nix::sys::eventfd::EventFd;
 use vtl_bpf::{rings::RingSet, sessions};
 use vtl_control::Grant;
 use vtl_core::{
-    path::SessionPath,
+    mtud::SessionPath,
     session::{Lifecycle, Observation},
 };
 use vtl_pool::{key::PublicKey, object::Parameter};

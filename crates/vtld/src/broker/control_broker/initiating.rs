@@ -9,7 +9,7 @@ use std::{
 use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
 use vtl_core::{
-    path::max_payload,
+    mtud::max_payload,
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{

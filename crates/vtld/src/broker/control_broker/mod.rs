@@ -4,10 +4,10 @@
 mod closing;
 mod grafts;
 mod initiating;
+mod mtud;
 mod opening;
 mod packets;
 mod parked;
-mod path;
 mod report;
 mod responding;
 mod start;

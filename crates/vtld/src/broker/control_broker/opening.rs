@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use vtl_core::{path::SessionPath, session::Lifecycle};
+use vtl_core::{mtud::SessionPath, session::Lifecycle};
 use vtl_proto::{
     intf,
     nego::{Established, Initiator},

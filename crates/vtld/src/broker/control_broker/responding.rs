@@ -4,7 +4,7 @@ use std::{io, net::IpAddr, time::Duration};
 
 use vtl_control::SessionKey;
 use vtl_core::{
-    path,
+    mtud,
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
@@ -247,7 +247,7 @@ impl ControlBroker {
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // Our cached path MTU is for our direction, and the peer may have sent early data.
-        let max_payload = path::max_payload(mtu, received.from, Way::Native);
+        let max_payload = mtud::max_payload(mtu, received.from, Way::Native);
         let wish = request.early_with(choice);
         let created = self.create(
             received.from,

@@ -1,8 +1,8 @@
-//! Executes the actions of `vtl_core::path`: path MTU discovery and the detour over TCP.
+//! Executes the actions of `vtl_core::mtud`: path MTU discovery and the detour over TCP.
 
 use vtl_bpf::sessions;
 use vtl_core::{
-    path::{DetourStep, PathMtu, Progress, Step},
+    mtud::{DetourStep, PathMtu, Progress, Step},
     session::ABORT_COPIES,
 };
 use vtl_proto::{
@@ -25,7 +25,7 @@ const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>(
 /// The round-trip time assumed before the first sample.
 const RTT_NS: u64 = 100_000_000;
 
-/// Progress of a session, as `vtl_core::path::Progress` defines it.
+/// Progress of a session, as `vtl_core::mtud::Progress` defines it.
 fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
     if acknowledged {
         entry.acknowledged()
