@@ -223,9 +223,9 @@ VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u
 }
 
 /* Fallback for a frame that cannot be sent: wakes its receiver through a ring buffer. */
-VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 bell) {
+VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 doorbell) {
     struct vtl_event event = {};
-    if (bell == 1 + VTL_RUNG)
+    if (doorbell == 1 + VTL_RUNG)
         vtl_env_ring(s, &event, BPF_RB_FORCE_WAKEUP);
     else
         vtl_env_wake(s);
@@ -235,9 +235,9 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_pump_of(s->shard);
     __u32 theirs = what & ~VTL_EV_SEND;
-    if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->bell)) {
+    if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->doorbell)) {
         vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
-        s->rx.bell = 1 + VTL_RUNG;
+        s->rx.doorbell = 1 + VTL_RUNG;
         event.what &= VTL_EV_SEND;
     } else if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->pending_wakeups, theirs) & theirs) == theirs)
@@ -251,9 +251,9 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     /* A wake-up by the ring buffer interrupts this CPU, at the cost of several packets; one by a
      * frame does not. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
-    __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->bell);
+    __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->doorbell);
     if (rings)
-        s->rx.bell = 1 + VTL_DAEMON;
+        s->rx.doorbell = 1 + VTL_DAEMON;
     vtl_env_tell(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;

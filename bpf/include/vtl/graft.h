@@ -181,20 +181,20 @@ VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 i
     return vtl_answer_at(vtl_frame_xdp(ctx), s, ip);
 }
 
-/* Wakes vtld if rx.bell is set, by a copy of the packet to its packet socket on the loopback, whose
- * mark is the shard. A global function, called unconditionally: a branch would double the paths to
- * verify. */
-VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
+/* Wakes vtld if rx.doorbell is set, by a copy of the packet to its packet socket on the loopback,
+ * whose mark is the shard. A global function, called unconditionally: a branch would double the
+ * paths to verify. */
+VTL_GLOBAL int vtl_tc_ring_doorbell(struct __sk_buff *ctx, struct vtl_session *s) {
     const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
-    if (!s || !s->rx.bell)
+    if (!s || !s->rx.doorbell)
         return 0;
-    __u32 whose = s->rx.bell;
-    s->rx.bell = 0;
+    __u32 whose = s->rx.doorbell;
+    s->rx.doorbell = 0;
     __be16 is = ctx->protocol;
-    __be16 bell = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_BELL_ETHERTYPE);
+    __be16 type = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_DOORBELL_ETHERTYPE);
     __u32 mark = ctx->mark;
     ctx->mark = s->shard;
-    int failed = bpf_skb_store_bytes(ctx, at, &bell, sizeof(bell), 0) ||
+    int failed = bpf_skb_store_bytes(ctx, at, &type, sizeof(type), 0) ||
                  bpf_clone_redirect(ctx, loopback, 0);
     bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);
     ctx->mark = mark;
@@ -206,12 +206,12 @@ VTL_GLOBAL int vtl_tc_ring_bell(struct __sk_buff *ctx, struct vtl_session *s) {
 /* Sends the packet's wake-up, if any. */
 VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
     if (!f.xdp) {
-        vtl_tc_ring_bell(f.ctx, s);
+        vtl_tc_ring_doorbell(f.ctx, s);
         return;
     }
-    __u32 whose = s->rx.bell;
+    __u32 whose = s->rx.doorbell;
     if (whose) {
-        s->rx.bell = 0;
+        s->rx.doorbell = 0;
         vtl_env_wake_for(s, whose); /* XDP cannot clone frames */
     }
 }

@@ -29,8 +29,8 @@ enum {
     VTL_ACK_WORDS = VTL_ACK_MAX_BITMAP / 8, /* size of an ACK's bitmap */
     VTL_TX_COPIES = 32,                     /* a power of two */
     VTL_HEADROOM = 54, /* Ethernet + IPv6 header: the longest in front of a VTL or UDP header */
-    VTL_PUMP_ETHERTYPE = 0x88b5,  /* IEEE 802 local experimental 1: a frame for egress to fill */
-    VTL_BELL_ETHERTYPE = 0x88b6,  /* local experimental 2: wakes a shard, on the loopback */
+    VTL_PUMP_ETHERTYPE = 0x88b5,     /* IEEE 802 local experimental 1: a frame for egress to fill */
+    VTL_DOORBELL_ETHERTYPE = 0x88b6, /* local experimental 2: wakes a shard, on the loopback */
     VTL_FLOWS_ETHERTYPE = 0x88b5, /* local experimental 1 again: wakes vtl-flows, on the loopback */
     VTL_PARAMS = 8,               /* maximum per graft */
     VTL_REORDER = 3,  /* initial reordering threshold, vtl_tx.reorder: RFC 9002, 6.1.1 */
@@ -230,7 +230,7 @@ struct vtl_rx {
     __u64 given_up;  /* packets given up by the sender that did not arrive */
     __u64 recovered; /* packets recovered from others (fec.h) */
     __u32 marked;    /* packets marked by the path (ECN CE) */
-    __u32 bell;      /* ingress: receiver of this packet's wake-up, 1 + enum vtl_aware; 0: none */
+    __u32 doorbell;  /* ingress: receiver of this packet's wake-up, 1 + enum vtl_aware; 0: none */
     __u64 own[VTL_RX_OWN];       /* as vtl_tx.own */
     __u64 map[VTL_WINDOW_WORDS]; /* bit s % VTL_MAX_WINDOW: packet s, cum <= s < max, has arrived */
 };
@@ -316,8 +316,8 @@ struct vtl_pump {
     __u32 latest;   /* session of the latest one */
     __u64 now_ns;   /* egress: see vtl_pump_clock */
     __u32 uses;     /* uses of `now_ns`: the shard sets 0, egress counts */
-    __u32 bell; /* the shard: woken by a frame of VTL_BELL_ETHERTYPE on the loopback whose mark is
-                 * the shard's number */
+    __u32 doorbell; /* the shard: woken by a frame of VTL_DOORBELL_ETHERTYPE on the loopback whose
+                     * mark is the shard's number */
     struct vtl_turn turns[VTL_TURNS];
 } __attribute__((aligned(64)));
 

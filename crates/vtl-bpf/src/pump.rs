@@ -126,12 +126,12 @@ impl Order {
         field.swap(awake.into(), Ordering::SeqCst);
     }
 
-    /// Sets whether frames of [`intf::VTL_BELL_ETHERTYPE`] on the loopback wake the caller; their
+    /// Sets whether frames of [`intf::VTL_DOORBELL_ETHERTYPE`] on the loopback wake the caller; their
     /// mark is the entry's number.
-    pub fn set_bell(&self, bell: bool) {
+    pub fn set_doorbell(&self, doorbell: bool) {
         // SAFETY: only the address is taken.
-        let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).bell });
-        field.store(bell.into(), Ordering::Relaxed);
+        let field = self.field(unsafe { &raw mut (*self.at.as_ptr()).doorbell });
+        field.store(doorbell.into(), Ordering::Relaxed);
     }
 
     /// Sets whether the caller relays wake-ups to aware applications.

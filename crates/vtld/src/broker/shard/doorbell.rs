@@ -25,7 +25,7 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     /// Opens a shard's, which receives frames with its number as their mark.
     pub(super) fn of_shard(number: u32) -> io::Result<Self> {
-        Self::of(intf::VTL_BELL_ETHERTYPE, Some(number))
+        Self::of(intf::VTL_DOORBELL_ETHERTYPE, Some(number))
     }
 
     /// Opens that of the thread of flows.

@@ -163,7 +163,7 @@ impl Worker {
         let doorbell = Doorbell::of_shard(shard.number())
             .inspect_err(|error| tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead"))
             .ok();
-        shard.order().set_bell(doorbell.is_some());
+        shard.order().set_doorbell(doorbell.is_some());
         let places = table.places();
         let level = |source: Source| EpollEvent::new(EpollFlags::EPOLLIN, source.pack());
         epoll.add(&wake, level(Source::Orders))?;
@@ -239,7 +239,7 @@ impl Worker {
                 tracing::info!(
                     "wake-ups: no frames from the loopback: ring buffers used instead; is lo up?"
                 );
-                order.set_bell(false);
+                order.set_doorbell(false);
             }
             // Orders first: kicked sessions must be registered.
             self.take_orders();
