@@ -306,7 +306,7 @@ mod tests {
             "{why}"
         );
         let why = lie(&|m| m.name = "other".into());
-        assert!(why.contains("name other"), "{why}");
+        assert!(why.contains("name is other"), "{why}");
         let why = lie(&|m| m.functions.push("tf_magic".into()));
         assert!(why.contains("functions"), "{why}");
         let why = lie(&|m| m.parameters[0].most = 5);
