@@ -127,7 +127,7 @@ fn keys__question_that_was_taken_out_is_noticed() {
     }
     until("it is noticed", || {
         let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
-        log.contains("is not encrypted, though the peer has a key")
+        log.contains("not encrypted, although the peer has a key")
     });
     until("the session is closed", || {
         let open = world.ciphers(Host::Client);

@@ -259,7 +259,7 @@ impl Peer {
     pub(super) fn begin(self: &Rc<Self>, id: FlowId, state: State, beginning: Beginning) {
         let state = Rc::new(state);
         if !self.open(id, &state, beginning) {
-            tracing::debug!(peer = %state.peer, %id, "a flow's number was used before");
+            tracing::debug!(peer = %state.peer, %id, "flows: refused: flow number reused");
             return;
         }
         let ends = state.ends.borrow().clone();
@@ -283,14 +283,14 @@ impl Peer {
                 set_linger(ends.tcp.get_ref(), false);
             }
             Err(reset) => {
-                tracing::debug!(%reset, peer = %state.peer, "a flow was reset");
+                tracing::debug!(%reset, peer = %state.peer, "flows: reset");
                 self.reset(id);
                 drop(state.ends.take());
                 drop(ends);
                 sleep(AFTERMATH).await;
             }
         }
-        tracing::debug!(flow = ?self.status(id), "a flow is over");
+        tracing::debug!(flow = ?self.status(id), "flows: ended");
         self.close(id);
     }
 }

@@ -46,7 +46,9 @@ impl Flows {
         let made = carrier::start(kind, arrivals, &self.broker, self.budget.most_ahead());
         match &made {
             Ok(_) => drop(spawn_local(Rc::clone(self).accept(kind, arrived))),
-            Err(error) => tracing::error!(%error, carrier = %kind, "it cannot be had"),
+            Err(error) => {
+                tracing::error!(%error, carrier = %kind, "carrier: cannot start this kind: connections go by others, or plain TCP")
+            }
         }
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)
     }
@@ -86,7 +88,7 @@ impl Flows {
         } = match grantor.grant(peer.key.peer, rtt, seals) {
             Ok(grant) => grant,
             Err(error) => {
-                tracing::warn!(%error, peer = %peer.key.peer, carrier = %kind, "it cannot be granted");
+                tracing::warn!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot grant: peer refused");
                 return refuse;
             }
         };
@@ -130,7 +132,7 @@ impl Flows {
                     Shown::Association { peer, tag } => flows.opened_by(peer, tag).await,
                 };
                 if let Some(peer) = peer {
-                    tracing::debug!(peer = %peer.key.peer, carrier = %kind, "a carrier has come");
+                    tracing::debug!(peer = %peer.key.peer, carrier = %kind, "carrier: accepted");
                     peer.set_desired(Desired::of(kind));
                     // It may precede the control connection that authenticates the peer.
                     let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;

@@ -140,7 +140,7 @@ impl Flows {
         for flow in left.flows {
             let number = flow.number;
             if let Err(error) = self.resume_flow(&peer, flow, descriptors) {
-                tracing::warn!(%error, number, "a flow was not taken over");
+                tracing::warn!(%error, number, "handover: flow lost");
             }
         }
         match left.key.opener {
@@ -187,7 +187,7 @@ impl Peer {
             };
             match state.leave(id, flow, outgoing) {
                 Ok(flow) => left.push(flow),
-                Err(error) => tracing::warn!(%error, "a flow cannot be handed over"),
+                Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow"),
             }
         }
         let control = self.control.take();

@@ -115,7 +115,7 @@ impl Flows {
                 if let Some(dest) = peer.dest.get()
                     && let Err(error) = self.open_control(&peer, dest).await
                 {
-                    tracing::debug!(%error, %dest, "no control connection");
+                    tracing::debug!(%error, %dest, "association: no control connection");
                 }
             }
         };
@@ -192,7 +192,7 @@ impl Flows {
         let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
             // A middlebox drops segments with the option, which delays each flow by a second: treat as plain.
             if let Err(error) = self.hooker.leave_plain(dest) {
-                tracing::debug!(%error, "a destination without VTL was not remembered");
+                tracing::debug!(%error, "association: cannot remember a destination without VTL");
             }
             return Err(io::ErrorKind::TimedOut.into());
         };
@@ -341,7 +341,7 @@ impl Flows {
             }
             let granted = Granted::freely(peer.key.peer);
             if let Err(error) = self.open_carrier(peer, Kind::Graft, granted, None).await {
-                tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "plain TCP for now");
+                tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
             }
         }
     }
@@ -376,11 +376,11 @@ impl Flows {
                 Ok(Some(Some(granted))) => {
                     let rtt = tcp_rtt(control.tcp());
                     if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
-                        tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "plain TCP for now");
+                        tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot open: plain TCP until the next attempt");
                     }
                 }
                 Ok(Some(None)) => {
-                    tracing::info!(peer = %peer.key.peer, carrier = %kind, "the peer refuses a carrier");
+                    tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: refused by the peer");
                 }
                 Ok(None) => return,
                 Err(_) => {}
@@ -425,7 +425,7 @@ impl Flows {
     pub(super) async fn serve_control(self: Rc<Self>, peer: Rc<Peer>, stream: TcpStream) {
         let control = match Control::new(stream) {
             Ok(control) => control,
-            Err(error) => return tracing::debug!(%error, "no control connection"),
+            Err(error) => return tracing::debug!(%error, "association: no control connection"),
         };
         if control.say(greeting(&peer)).await.is_err() {
             return;
@@ -434,7 +434,7 @@ impl Flows {
             return;
         };
         if let Err(error) = self.identify(&peer, &control, has_tls).await {
-            return tracing::debug!(%error, peer = %peer.key.peer, "no control connection");
+            return tracing::debug!(%error, peer = %peer.key.peer, "association: no control connection");
         }
         let numbered = |frame: Frame<'_>| match frame {
             Frame::Hello { carrier, tag, .. }

@@ -287,7 +287,7 @@ impl Flows {
         succeed: impl FnOnce(ClientFlow, Desired) + 'static,
     ) {
         let refuse = |flow: ClientFlow, why| {
-            tracing::info!(dest = %flow.dest, why, "a carrier is required: connect refused");
+            tracing::info!(dest = %flow.dest, why, "flows: connect refused: it requires a carrier, and none can be opened");
             flow.app.refuse(ConnectError::HostUnreachable);
         };
         let key = Key {
@@ -381,12 +381,12 @@ impl Flows {
         }
         let is_out_of_reach = |peer: &Rc<Peer>| peer.out_of_reach(flow.dest.port()).is_some();
         if name.requires_carrier() && peer.as_ref().is_none_or(is_out_of_reach) {
-            return tracing::debug!(client = %flow.client, "a flow that requires a carrier was reset");
+            return tracing::debug!(client = %flow.client, "flows: reset: it requires a carrier, and came without");
         }
         let (app, guard) = match self.hooker.connect_local_app(flow.dest, flow.client) {
             Ok(connected) => connected,
             Err(error) => {
-                tracing::debug!(%error, dest = %flow.dest, "the local application cannot be reached");
+                tracing::debug!(%error, dest = %flow.dest, "flows: cannot connect to the local application");
                 return;
             }
         };
@@ -416,7 +416,9 @@ impl Flows {
             ends.and_then(|ends| State::new(self.started.get(), id.opener, addresses, ends));
         match state {
             Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),
-            Err(error) => tracing::debug!(%error, peer = %addresses[1], "a flow was reset"),
+            Err(error) => {
+                tracing::debug!(%error, peer = %addresses[1], "flows: cannot begin: reset")
+            }
         }
     }
 

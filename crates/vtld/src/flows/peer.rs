@@ -612,7 +612,7 @@ impl Peer {
             if may_be_unknown && (is_unnamed(state.cookie) || (is_long && !must_wait)) {
                 tracing::debug!(
                     flow = state.number,
-                    "the peer may not know the flow: by TCP"
+                    "flows: the peer may not know the flow: plain TCP"
                 );
                 send.reject();
                 core.touch(*id);

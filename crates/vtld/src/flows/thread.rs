@@ -117,7 +117,9 @@ impl Handle {
             };
             match start(&self.shared, needs) {
                 Ok(started) => *thread = Some(started),
-                Err(error) => tracing::error!(%error, "no flows can be carried"),
+                Err(error) => {
+                    tracing::error!(%error, "flows: cannot start the thread: connections stay plain TCP")
+                }
             }
         }
         // No thread: the daemon is ending.
@@ -125,7 +127,7 @@ impl Handle {
             && running.commands.send(command).is_err()
         {
             // It has died: the next command starts another one.
-            tracing::error!("the thread of flows has died, and they with it");
+            tracing::error!("flows: the thread has died: all flows lost");
             *thread = None;
         }
     }
@@ -179,7 +181,7 @@ impl Handle {
                 name,
                 desired,
             })),
-            Err(error) => tracing::debug!(%error, %dest, "the application has gone"),
+            Err(error) => tracing::debug!(%error, %dest, "flows: the application is gone"),
         });
     }
 

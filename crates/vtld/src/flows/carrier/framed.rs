@@ -390,7 +390,7 @@ impl Link for Framed {
                     .flatten(),
             };
             let Some(id) = id else {
-                return tracing::debug!(peer = %peer.key.peer, carrier = %self.kind, "a carrier does not say which one it is");
+                return tracing::debug!(peer = %peer.key.peer, carrier = %self.kind, "carrier: closed: its first frame does not name it");
             };
             if opened.is_none() && self.kind == Kind::Quic {
                 // With QUIC both sides send HELLO.
@@ -420,7 +420,7 @@ async fn receive(carrier: Rc<Framed>, peer: Rc<Peer>, id: CarrierId, mut reader:
     let mut arrived = VecDeque::new();
     loop {
         if reader.give(&peer, id, arrived).is_err() {
-            tracing::debug!(peer = %peer.key.peer, carrier = %carrier.kind, "a peer breaks the rules");
+            tracing::debug!(peer = %peer.key.peer, carrier = %carrier.kind, "carrier: closed: protocol violation by the peer");
             return;
         }
         match carrier.pipe.arrivals().await {

@@ -303,9 +303,9 @@ impl Write for Outbox {
 enum Over {
     #[error("closed here")]
     Here,
-    #[error("nothing comes from the peer")]
+    #[error("timeout: nothing received from the peer")]
     Silence,
-    #[error("the token is another one")]
+    #[error("wrong token")]
     Stranger,
     #[error("KCP: {0}")]
     Library(#[from] kcp::Error),
@@ -355,7 +355,7 @@ impl Driver {
                 () = sleep_until(next) => {}
             }
         };
-        tracing::debug!(%over, peer = %self.key.0, carrier = %Kind::Kcp, "a conversation is over");
+        tracing::debug!(%over, peer = %self.key.0, carrier = %Kind::Kcp, "carrier: KCP conversation ended");
     }
 
     /// Maximum number of segments given to the library that are not acknowledged.

@@ -183,7 +183,7 @@ async fn accept(
         let (stream, from) = match listener.async_io(Interest::READABLE, next).await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::debug!(%error, "accepting MPTCP");
+                tracing::debug!(%error, "carrier: cannot accept an MPTCP connection");
                 sleep(PAUSE).await;
                 continue;
             }
@@ -255,7 +255,7 @@ fn carrier(
             () = write(&socket, &driven, sealing, &written) => {}
             () = read(&socket, &driven, opening) => {}
             () = dead(&socket, &driven, &written, rtt.unwrap_or_default()) => {
-                tracing::info!(carrier = %Kind::Mptcp, "nothing comes back");
+                tracing::info!(carrier = %Kind::Mptcp, "carrier: closed: timeout, nothing acknowledged");
             }
         }
         // Reset: bytes in flight are retransmitted by another path.
@@ -322,7 +322,7 @@ async fn read(socket: &AsyncFd<TcpStream>, pipe: &Pipe, mut opening: Option<seal
                     Some(reader) => match reader.open(&bytes) {
                         Ok(opened) => opened,
                         Err(error) => {
-                            return tracing::warn!(%error, carrier = %Kind::Mptcp, "a carrier is over");
+                            return tracing::warn!(%error, carrier = %Kind::Mptcp, "carrier: closed: authentication of its bytes failed");
                         }
                     },
                 };

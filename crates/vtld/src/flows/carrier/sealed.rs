@@ -24,7 +24,7 @@ const WINDOW: u32 = 16_384;
 
 /// A record was modified in transit, or is not the carrier's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record was changed on the way")]
+#[error("authentication of a record failed: it was altered on the path")]
 pub(super) struct Forged;
 
 /// This host's sealer and opener; `None` if the carrier is in the clear. `opener`: the side that opened the carrier.

@@ -67,7 +67,7 @@ impl Peer {
             }
             Some(why) => {
                 if self.refused.borrow().as_ref() != Some(why) {
-                    tracing::error!("{why}");
+                    tracing::error!("identity: {why}");
                 }
                 self.close_carriers();
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, why.clone()))
@@ -99,7 +99,7 @@ impl Peer {
         }
         let why = self.out_of_reach(state.local.port());
         if let Some(why) = &why {
-            tracing::debug!(why, peer = %state.peer, "a flow is plain TCP");
+            tracing::debug!(why, peer = %state.peer, "flows: plain TCP");
         }
         why.is_some()
     }
@@ -126,8 +126,8 @@ impl Peer {
         if refuses {
             tracing::warn!(
                 peer = %self.key.peer,
-                "a session is not encrypted, though the peer has a key: somebody in between may have seen to that; \
-                 its connections go by other carriers, or plain TCP"
+                "session: closed: not encrypted, although the peer has a key (downgrade on the path?): \
+                 connections go by other carriers, or plain TCP"
             );
         }
         refuses

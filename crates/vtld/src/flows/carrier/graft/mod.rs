@@ -121,7 +121,9 @@ impl Sessions {
         match Doorbell::of_flows().and_then(watch) {
             Ok(doorbell) => drop(spawn_local(hear(doorbell, Rc::clone(&sessions.open)))),
             // Fallback: the event rings, at the cost of an interrupt per wake-up.
-            Err(error) => tracing::info!(%error, "no doorbell for flows"),
+            Err(error) => {
+                tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead")
+            }
         }
         spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
         Ok(sessions)
@@ -327,7 +329,7 @@ impl Link for Ready {
                             graft.attend(&peer, &hello, asking, self.rtt).await;
                         }
                     }
-                    tracing::info!(carrier = %Kind::Graft, "nothing comes back");
+                    tracing::info!(carrier = %Kind::Graft, "carrier: closed: timeout, nothing received");
                 };
                 let serving = first([
                     Box::pin(graft.receive(&peer, id)),

@@ -148,7 +148,9 @@ impl Graft {
             } else if missed && open.has_bell.get() {
                 unheard += 1;
                 if unheard == UNHEARD {
-                    tracing::info!("the doorbell is not heard: is the loopback up?");
+                    tracing::info!(
+                        "wake-ups: no frames from the loopback: ring buffers used instead; is lo up?"
+                    );
                     session.set_rung(false);
                 }
             }
@@ -278,11 +280,11 @@ impl Graft {
             peer.turn();
             match taken {
                 Err(_) => {
-                    tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "a peer breaks the rules");
+                    tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: closed: protocol violation by the peer");
                     return;
                 }
                 Ok(_) if self.session.is_forged() => {
-                    tracing::warn!(peer = %peer.key.peer, carrier = %Kind::Graft, "a packet does not open: somebody on the path has changed it");
+                    tracing::warn!(peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: closed: authentication of a packet failed: it was altered on the path");
                     return;
                 }
                 // Let the flows run.

@@ -260,13 +260,15 @@ async fn obey(
 ) {
     while let Ok(setup) = next().await {
         let Some((setup, given)) = setup else {
-            tracing::error!("no descriptor is left for a carrier");
+            tracing::error!(
+                "carrier process: no file descriptor left for a carrier: raise LimitNOFILE="
+            );
             continue;
         };
         let channel = match Channel::new(UnixStream::from(given)) {
             Ok(channel) => channel,
             Err(error) => {
-                tracing::error!(%error, "a carrier cannot be had");
+                tracing::error!(%error, "carrier process: cannot set up a carrier");
                 continue;
             }
         };

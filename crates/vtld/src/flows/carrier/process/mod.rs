@@ -109,7 +109,7 @@ impl Process {
                 Ok(Ok(true)) => consume_budget().await,
                 Ok(_) => return,
                 Err(_) => {
-                    return tracing::error!(carrier = %self.kind, "a process of carriers hangs");
+                    return tracing::error!(carrier = %self.kind, "carrier process: no heartbeat: killed");
                 }
             }
         }
@@ -253,7 +253,7 @@ impl Remote {
         });
         let status = waited.await;
         if !self.is_over.get() {
-            tracing::error!(carrier = %self.kind, ?status, "a process of carriers is dead: flows go on over TCP");
+            tracing::error!(carrier = %self.kind, ?status, "carrier process: died: flows fall back to TCP");
         }
         self.running.send_modify(|running| *running -= 1);
     }
@@ -292,7 +292,7 @@ impl Grantor for Remote {
                     let _ = arrivals.send((Shown::Token(token), Box::new(carrier)));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, carrier = %process.kind, "a grant is worth nothing");
+                    tracing::debug!(%error, carrier = %process.kind, "carrier process: cannot open a granted carrier");
                 }
             }
         });
@@ -377,7 +377,7 @@ async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> 
         if let (Err(error), Some(process)) = (ended, process.upgrade())
             && error.kind() == io::ErrorKind::InvalidData
         {
-            tracing::error!(carrier = %kind, "a process of carriers makes no sense, and is ended");
+            tracing::error!(carrier = %kind, "carrier process: invalid message: killed");
             process.kill();
         }
         driven.end();

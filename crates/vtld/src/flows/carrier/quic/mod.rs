@@ -412,7 +412,7 @@ impl Driver {
             } else if wants_answer(&stats.frame_tx) != asked {
                 let since = *since.get_or_insert_with(Instant::now);
                 if since.elapsed() > SILENCE + 3 * stats.path.rtt {
-                    tracing::info!(peer = %self.connection.remote_address().ip(), carrier = "quic", "nothing comes back");
+                    tracing::info!(peer = %self.connection.remote_address().ip(), carrier = "quic", "carrier: closed: timeout, nothing acknowledged");
                     return;
                 }
             }
@@ -506,7 +506,7 @@ async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
                     }
                     None => connection.close(0_u32.into(), b""),
                 },
-                failed => tracing::debug!(?failed, "a QUIC handshake failed"),
+                failed => tracing::debug!(?failed, "carrier: QUIC handshake failed"),
             }
         });
     }

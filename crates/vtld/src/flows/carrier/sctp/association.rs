@@ -148,11 +148,11 @@ pub(super) enum Over {
     Here,
     #[error("closed by the peer")]
     Peer,
-    #[error("nothing comes from the peer")]
+    #[error("timeout: nothing received from the peer")]
     Silence,
     #[error("the peer breaks the rules")]
     Nonsense,
-    #[error("the token is another one")]
+    #[error("wrong token")]
     Stranger,
     #[error("SCTP: {0}")]
     Library(String),
@@ -315,7 +315,7 @@ impl Driver {
                 () = sleep_until(next.into()) => {}
             }
         };
-        tracing::debug!(%over, peer = %self.path.peer, "an association is over");
+        tracing::debug!(%over, peer = %self.path.peer, "carrier: SCTP association ended");
         if self.tag != 0 && !matches!(over, Over::Peer) {
             let abort = packet::abort(Header {
                 source: self.path.here,
