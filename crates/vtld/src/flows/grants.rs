@@ -47,7 +47,7 @@ impl Flows {
         match &made {
             Ok(_) => drop(spawn_local(Rc::clone(self).accept(kind, arrived))),
             Err(error) => {
-                tracing::error!(%error, carrier = %kind, "carrier: cannot start this kind: connections go by others, or plain TCP")
+                tracing::error!(%error, carrier = %kind, "carrier: cannot start this kind: connections go by others, or plain TCP");
             }
         }
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)

@@ -417,7 +417,7 @@ impl Flows {
         match state {
             Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),
             Err(error) => {
-                tracing::debug!(%error, peer = %addresses[1], "flows: cannot begin: reset")
+                tracing::debug!(%error, peer = %addresses[1], "flows: cannot begin: reset");
             }
         }
     }

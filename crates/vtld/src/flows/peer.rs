@@ -597,6 +597,7 @@ impl Peer {
     /// ACK was lost, which the first bytes make up for. Returns flows that have left the best carrier to it after
     /// their back-off.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
+        self.follow_preferred();
         let best = self.best_path();
         let mut core = self.core.borrow_mut();
         for (id, state) in &*self.flows.borrow() {

@@ -118,7 +118,7 @@ impl Handle {
             match start(&self.shared, needs) {
                 Ok(started) => *thread = Some(started),
                 Err(error) => {
-                    tracing::error!(%error, "flows: cannot start the thread: connections stay plain TCP")
+                    tracing::error!(%error, "flows: cannot start the thread: connections stay plain TCP");
                 }
             }
         }

@@ -5,6 +5,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use vtl_core::{Association, flow::Path};
@@ -26,6 +27,10 @@ const CONDITION: &str = "a condition of its rule holds (vtl rule list)";
 /// and by the peer's.
 const PREFERRED: &str = "the peer, which has opened it, prefers this carrier";
 
+/// Minimum time between two moves that the peer asks for, as all its flows are gone through. The next one comes with
+/// [`Peer::review`].
+const FOLLOWING: Duration = Duration::from_millis(100);
+
 /// What decides which carrier flows go by, beside the desired one.
 #[derive(Default)]
 pub(super) struct Choice {
@@ -37,6 +42,10 @@ pub(super) struct Choice {
     serving: Cell<Option<CarrierId>>,
     /// The carrier that the peer prefers, if it has opened the association.
     preferred: Cell<Option<CarrierId>>,
+    /// When the flows were moved there last,
+    followed: Cell<Option<Instant>>,
+    /// and whether the peer has changed its mind since.
+    is_due: Cell<bool>,
 }
 
 impl Peer {
@@ -258,8 +267,22 @@ impl Peer {
         if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
             return;
         }
-        self.choice.preferred.set(Some(carrier));
-        self.prefer_best();
-        self.turn();
+        if self.choice.preferred.replace(Some(carrier)) == Some(carrier) {
+            return;
+        }
+        self.choice.is_due.set(true);
+        let is_early = |at: Instant| at.elapsed() < FOLLOWING;
+        if !self.choice.followed.get().is_some_and(is_early) {
+            self.follow_preferred();
+        }
+    }
+
+    /// Moves the flows to what the peer prefers, if that has changed.
+    pub(super) fn follow_preferred(&self) {
+        if self.choice.is_due.take() {
+            self.choice.followed.set(Some(Instant::now()));
+            self.prefer_best();
+            self.turn();
+        }
     }
 }

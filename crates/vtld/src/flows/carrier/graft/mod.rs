@@ -122,7 +122,7 @@ impl Sessions {
             Ok(doorbell) => drop(spawn_local(hear(doorbell, Rc::clone(&sessions.open)))),
             // Fallback: the event rings, at the cost of an interrupt per wake-up.
             Err(error) => {
-                tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead")
+                tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead");
             }
         }
         spawn_local(admit(waiting, Rc::clone(&sessions.open), arrivals));
