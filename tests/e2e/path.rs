@@ -54,7 +54,7 @@ fn path__shrinks_under_transfers() {
         // Each end has found it out for what it sends.
         for host in [Host::Client, Host::Server] {
             let log = std::fs::read_to_string(world.log_path(host)).expect("a log");
-            assert!(log.matches("takes smaller packets").count() > i, "{log}");
+            assert!(log.matches("path MTU reduced").count() > i, "{log}");
         }
     }
 }
