@@ -308,7 +308,7 @@ fn deploy__refusals_leave_everything_as_it_was() {
     refused(
         &shop.deploy(Host::Client, &bad),
         1,
-        "changed after it was signed",
+        "altered after it was signed",
     );
     // Cut, or nothing at all.
     fs::write(&bad, &bytes[..1000]).expect("written");

@@ -419,7 +419,7 @@ fn index__of_a_place_that_withholds() {
     fs::write(&path, text.replace("0.2.0", "0.1.0")).expect("written");
     refused(
         &publisher.pull("mine", "honest", &[]),
-        "it was changed after it was signed",
+        "it was altered after it was signed",
     );
 }
 
@@ -580,7 +580,7 @@ fn hostile__what_is_not_what_it_says() {
             "a tampered package",
             words(document(&changed)),
             Reply::ok(changed.clone()),
-            "changed after it was signed",
+            "altered after it was signed",
         ),
         (
             "no package",
