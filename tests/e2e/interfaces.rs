@@ -168,7 +168,11 @@ fn interfaces__of_other_names_are_plain_tcp() {
     world.hook();
     for host in [Host::Client, Host::Server] {
         let log = fs::read_to_string(world.log_path(host)).expect("a log");
-        assert_eq!(log.matches("names one that does not exist").count(), 1, "{log}");
+        assert_eq!(
+            log.matches("names one that does not exist").count(),
+            1,
+            "{log}"
+        );
     }
     world.download_plain(main);
     world.add_cable();

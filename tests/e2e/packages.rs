@@ -341,7 +341,7 @@ fn deploy__refusals_leave_everything_as_it_was() {
         "\"flow-control\"",
         "\"congestion-control\"",
     );
-    refused(&shop.sign(&other), 1, "lies: it says services");
+    refused(&shop.sign(&other), 1, "contradicts the object: services");
     // What the verifier refuses is named with its line, before and at deployment.
     let wild = shop.graft("wild", "42");
     let source = wild.join("graft.bpf.c");

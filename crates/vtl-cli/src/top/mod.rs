@@ -66,7 +66,7 @@ fn live(args: &TopArgs, socket: &SocketArgs, mut frame: Frame) -> anyhow::Result
                 Event::Time => break,
                 Event::Resized => {}
                 Event::Key(key) => match key.as_slice() {
-                    b"q" | b"Q" | b"\x1b" => return Ok(()),
+                    b"q" | b"Q" => return Ok(()),
                     b"k" | b"\x1b[A" => first = first.saturating_sub(1),
                     b"j" | b"\x1b[B" => first += 1,
                     b"\x1b[5~" => first = first.saturating_sub(PAGE),

@@ -57,6 +57,7 @@ impl Screen {
             Signal::SIGINT,
             Signal::SIGTERM,
             Signal::SIGHUP,
+            Signal::SIGQUIT,
             Signal::SIGWINCH,
         ] {
             blocked.add(signal);

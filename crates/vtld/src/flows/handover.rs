@@ -45,9 +45,9 @@ impl Handover {
 struct PeerLeft {
     key: Key,
     desired: Option<Desired>,
-    /// What a condition of the rule has the flows go by.
+    /// What a condition of the rule has the flows go by; empty: no condition. A list, since CBOR has no null within null.
     #[serde(default)]
-    target: Option<Target>,
+    target: Vec<Target>,
     dest: Option<SocketAddr>,
     last_carrier: u32,
     /// Carriers that end with this daemon: peers are told.
@@ -198,7 +198,7 @@ impl Peer {
         PeerLeft {
             key: self.key,
             // Taken: no more carriers may be opened here, whose numbers the next daemon would reuse.
-            target: self.condition_target(),
+            target: self.settled_target().into_iter().collect(),
             desired: self.forget_desired(),
             dest: self.dest.take(),
             last_carrier: self.last_carrier.get(),
@@ -213,7 +213,7 @@ impl Peer {
         if let Some(desired) = &left.desired {
             self.set_desired(desired.clone());
         }
-        self.set_target(left.target.clone());
+        self.set_target(left.target.first().cloned());
         self.dest.set(left.dest);
         let shown = left.shown.as_deref();
         self.shown.set(shown.and_then(PublicKey::parse));
@@ -245,5 +245,24 @@ impl State {
                 .as_ref()
                 .map(crate::hooker::ClientAddressGuard::end),
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use vtl_proto::carrier::Kind;
+
+    use super::*;
+
+    #[test]
+    fn target__tcp_is_not_nothing() {
+        for target in [None, Some(None), Some(Some((Kind::Quic, None)))] {
+            let left: Vec<Target> = target.clone().into_iter().collect();
+            let mut bytes = Vec::new();
+            ciborium::into_writer(&left, &mut bytes).expect("written");
+            let read: Vec<Target> = ciborium::from_reader(&bytes[..]).expect("read");
+            assert_eq!(read.first().cloned(), target);
+        }
     }
 }

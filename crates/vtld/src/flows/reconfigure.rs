@@ -25,6 +25,8 @@ pub(super) struct Following {
     when: Arc<When>,
     engine: RefCell<Engine>,
     began: Instant,
+    /// While a switch is being made: what the flows go by if that fails.
+    former: RefCell<Option<Option<Target>>>,
 }
 
 /// What the conditions of a rule say about one host.
@@ -46,6 +48,7 @@ impl Following {
             when: Arc::clone(when),
             engine: RefCell::new(Engine::resume(when.plan.clone(), choice)),
             began: Instant::now(),
+            former: RefCell::default(),
         }
     }
 
@@ -101,7 +104,11 @@ impl Peer {
     /// are.
     fn follow(self: &Rc<Self>, rule: &Arc<str>, when: Option<&Arc<When>>, monitor: &NetMonitor) {
         let Some(when) = when else {
-            drop(self.following.take());
+            if self.following.borrow().is_some() {
+                let target = self.settled_target();
+                self.following.take();
+                self.set_target(target);
+            }
             return;
         };
         let following = self.following.borrow().clone();
@@ -120,7 +127,7 @@ impl Peer {
 
     /// Follows other conditions than before.
     fn follow_anew(&self, when: &Arc<When>) -> Rc<Following> {
-        let target = self.condition_target();
+        let target = self.settled_target();
         let following = Rc::new(Following::new(when, target.as_ref()));
         self.following.replace(Some(Rc::clone(&following)));
         let choice = following.engine.borrow().current();
@@ -131,8 +138,14 @@ impl Peer {
     /// Makes a switch: has a carrier opened if there is none, and moves the flows. Where that fails they stay.
     async fn switch(&self, rule: &str, following: &Rc<Following>, switch: Switch, reason: &str) {
         let former = self.condition_target();
+        following.former.replace(Some(former.clone()));
         self.set_target(following.target(switch.to));
         let is_up = timeout(OPENING, self.until(Self::has_target)).await.is_ok();
+        following.former.take();
+        let current = self.following.borrow().clone();
+        if !current.is_some_and(|current| Rc::ptr_eq(&current, following)) {
+            return; // other conditions decide now
+        }
         let [from, to] = [switch.from, switch.to].map(|choice| following.carrier(choice));
         let peer = self.key.peer;
         if is_up {
@@ -141,20 +154,20 @@ impl Peer {
             return;
         }
         let is_new = following.engine.borrow_mut().failed(following.now_ns());
-        let current = self.following.borrow();
-        let is_current = current
-            .as_ref()
-            .is_some_and(|current| Rc::ptr_eq(current, following));
-        drop(current);
-        if is_current {
-            self.set_target(former);
-        }
+        self.set_target(former);
         if is_new {
             tracing::warn!(
                 rule, %peer, %from, %to, reason,
                 "rule: the carrier cannot be opened, so flows stay where they are; tried again in silence"
             );
         }
+    }
+
+    /// What a condition has the flows go by, but for a switch that is still being made: it may fail.
+    pub(super) fn settled_target(&self) -> Option<Target> {
+        let following = self.following.borrow();
+        let former = following.as_ref().and_then(|of| of.former.borrow().clone());
+        former.unwrap_or_else(|| self.condition_target())
     }
 
     fn rule_state(&self) -> Option<RuleState> {

@@ -40,8 +40,9 @@ pub(super) struct Choice {
     overs: RefCell<BTreeMap<CarrierId, Arc<Over>>>,
     /// The carrier that served last: flows stay there until another one is up.
     serving: Cell<Option<CarrierId>>,
-    /// The carrier that the peer prefers, if it has opened the association.
-    preferred: Cell<Option<CarrierId>>,
+    /// The carrier that the peer prefers, if it has opened the association, and the one before, for as long as that is
+    /// not up.
+    preferred: Cell<[Option<CarrierId>; 2]>,
     /// When the flows were moved there last,
     followed: Cell<Option<Instant>>,
     /// and whether the peer has changed its mind since.
@@ -73,6 +74,9 @@ impl Peer {
 
     /// Has the flows go by this as soon as it is up; `None`: by the desired carrier.
     pub(in super::super) fn set_target(&self, target: Option<Target>) {
+        if self.desired.borrow().is_none() {
+            return; // handed over, or not the opener
+        }
         self.choice.target.replace(target);
         self.prefer_best();
         self.changed.notify_waiters();
@@ -126,10 +130,14 @@ impl Peer {
 
     /// Whether a carrier of the kind is needed and none is up.
     pub(in super::super) fn needs(&self, kind: Kind) -> bool {
-        let lacks_target = match self.target() {
-            Some(Some((of, over))) if of == kind => self.latest_of(kind, over.as_ref()).is_none(),
+        let lacks = |target: &Option<Target>| match target {
+            Some(Some((of, over))) if *of == kind => self.latest_of(kind, over.as_ref()).is_none(),
             _ => false,
         };
+        let target = self.target();
+        // Where a condition's carrier has ended, and the one before: the desired one.
+        let falls_back = target != Some(None) && !self.has_target() && self.serving().is_none();
+        let lacks_target = lacks(&target) || falls_back && lacks(&self.desired_target());
         let is_wanted = self.wanted.borrow().contains(&kind.number());
         let is_missing = lacks_target || is_wanted && self.latest(kind).is_none();
         is_missing && self.admitted.get() && self.has_room()
@@ -175,23 +183,28 @@ impl Peer {
         if target == Some(None) {
             return Some(Path::Tcp);
         }
-        let carriers = self.carriers.borrow();
-        let serving = self
-            .choice
-            .serving
-            .get()
-            .filter(|id| carriers.contains_key(id));
-        drop(carriers);
         latest(target)
-            .or(serving)
+            .or_else(|| self.serving())
             .or_else(|| latest(self.desired_target()))
             .or_else(|| self.encrypted.get().then(|| self.latest_control())?)
             .map(Path::Carrier)
     }
 
+    /// The carrier that served last, if it is up.
+    fn serving(&self) -> Option<CarrierId> {
+        let serving = self.choice.serving.get();
+        serving.filter(|id| self.carriers.borrow().contains_key(id))
+    }
+
     /// What the peer prefers, if it is there.
     fn preferred_path(&self) -> Option<Path> {
-        let id = self.choice.preferred.get()?;
+        let [latest, former] = self.choice.preferred.get();
+        let path = |id: Option<CarrierId>| self.path_of(id?);
+        path(latest).or_else(|| path(former))
+    }
+
+    /// The path that a carrier stands for in PREFER, if it is up.
+    fn path_of(&self, id: CarrierId) -> Option<Path> {
         let carriers = self.carriers.borrow();
         let carrier = &carriers.get(&id)?.carrier;
         match carrier.kind() {
@@ -235,7 +248,7 @@ impl Peer {
         if state.stays.get() || path == Path::Tcp && id.requires_carrier() {
             return;
         }
-        state.why.set(if self.choice.preferred.get().is_some() {
+        state.why.set(if self.preferred_path().is_some() {
             PREFERRED
         } else if self.choice.target.borrow().is_some() {
             CONDITION
@@ -248,7 +261,7 @@ impl Peer {
     /// Whether a flow that is moved by hand to this path is pinned there: to the best one it need not be, unless that may
     /// change.
     pub(super) fn pins(&self, path: Path) -> bool {
-        let may_change = self.rule().is_some() || self.choice.preferred.get().is_some();
+        let may_change = self.rule().is_some() || self.choice.preferred.get()[0].is_some();
         may_change || self.best().map(Path::Carrier) != Some(path)
     }
 
@@ -267,9 +280,13 @@ impl Peer {
         if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
             return;
         }
-        if self.choice.preferred.replace(Some(carrier)) == Some(carrier) {
+        let [latest, former] = self.choice.preferred.get();
+        if latest == Some(carrier) {
             return;
         }
+        let is_up = |id: &CarrierId| self.path_of(*id).is_some();
+        let former = latest.filter(is_up).or(former);
+        self.choice.preferred.set([Some(carrier), former]);
         self.choice.is_due.set(true);
         let is_early = |at: Instant| at.elapsed() < FOLLOWING;
         if !self.choice.followed.get().is_some_and(is_early) {
