@@ -166,7 +166,7 @@ impl Index {
         let signature = signature.and_then(|line| parse_signature(line.as_bytes()));
         let (signer, signature) = signature.ok_or_else(|| not("it is not signed"))?;
         if !signer.verifies(&message(signed), &signature) {
-            return Err(not("it was changed after it was signed"));
+            return Err(not("it was altered after it was signed"));
         }
         let list: List = toml::from_str(signed).map_err(|error| not(error.message()))?;
         let mut names = list.newest.keys().chain(list.minimum.keys());
