@@ -37,6 +37,7 @@ impl Failure {
                 }
                 control::Error::Denied(_) | control::Error::Forbidden(_) => libc::EACCES,
                 control::Error::Closed => libc::ECONNABORTED,
+                control::Error::Silent(_) => libc::ETIMEDOUT,
                 control::Error::System(errno) => *errno as c_int,
                 control::Error::Malformed(_) => libc::EPROTO,
             },

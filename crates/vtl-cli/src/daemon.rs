@@ -35,7 +35,7 @@ pub(crate) fn ask<T>(
     socket: &Path,
     what: impl FnOnce(&Client) -> Result<T, Error>,
 ) -> anyhow::Result<T> {
-    Client::connect(socket)
+    Client::connect_bounded(socket)
         .and_then(|daemon| what(&daemon))
         .map_err(explain)
 }
@@ -43,7 +43,9 @@ pub(crate) fn ask<T>(
 /// Gives the daemon's absence, and its refusal to talk to this user, their exit statuses.
 pub(crate) fn explain(err: Error) -> anyhow::Error {
     match err {
-        Error::Unreachable { .. } | Error::Closed => Failure::unreachable(err.to_string()),
+        Error::Unreachable { .. } | Error::Closed | Error::Silent(_) => {
+            Failure::unreachable(err.to_string())
+        }
         Error::Denied(_) | Error::Forbidden(_) => Failure::permission(err.to_string()),
         err => err.into(),
     }

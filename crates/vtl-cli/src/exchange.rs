@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use vtl::{Mode, Requirements, Services, Socket};
+use vtl_control::{Hooks, Request};
 
 use crate::daemon::{self, SocketArgs};
 use crate::transfer::{self, Destination};
@@ -112,6 +113,8 @@ pub(crate) fn recv(args: &RecvArgs, socket: &SocketArgs) -> anyhow::Result<()> {
 }
 
 fn open(mode: Mode, address: SocketAddr, socket: &SocketArgs) -> anyhow::Result<Socket> {
+    // The library waits for a daemon that hangs, as its sessions may outlive that; a command ends.
+    let _: Hooks = socket.call(&Request::HookList)?;
     Socket::init(mode, address, &socket.socket).map_err(explain)
 }
 

@@ -4,20 +4,27 @@ use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use nix::{
     cmsg_space,
     errno::Errno,
-    sys::socket::{
-        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
-        sendmsg, socket,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        socket::{
+            AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect,
+            recvmsg, sendmsg, setsockopt, socket, sockopt,
+        },
+        time::TimeVal,
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{FlowList, PathList, Peers, Request, Rules, Status, answer::from_message};
+use crate::{
+    FlowList, PathList, Peers, Request, Rules, Status, answer::from_message, request::PROMPT,
+};
 
 /// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -43,6 +50,12 @@ pub enum Error {
     /// The daemon closed the connection.
     #[error("the VTL daemon closed the connection")]
     Closed,
+    /// The daemon did not answer a [bounded](Client::connect_bounded) client in this time.
+    #[error(
+        "the VTL daemon did not answer within {} s: it hangs, or is stopped; it may still do what was asked",
+        .0.as_secs()
+    )]
+    Silent(Duration),
     /// A message could not be sent or received.
     #[error("talking to the VTL daemon: {0}")]
     System(#[from] Errno),
@@ -69,6 +82,7 @@ pub fn socket_path(explicit: Option<&Path>) -> PathBuf {
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
+    is_bounded: bool,
 }
 
 impl Client {
@@ -77,15 +91,38 @@ impl Client {
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Denied`].
     pub fn connect(path: &Path) -> Result<Self, Error> {
+        Self::open(path, None)
+    }
+
+    /// As [`Client::connect`], for commands, which must end even if the daemon hangs: a request that
+    /// is not answered within [`Request::patience`] fails with [`Error::Silent`], and the connection is
+    /// unusable from then on.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; [`Error::Silent`].
+    pub fn connect_bounded(path: &Path) -> Result<Self, Error> {
+        Self::open(path, Some(PROMPT))
+    }
+
+    /// `limit`: time until the daemon must have room for the connection, and later for each request; not zero.
+    fn open(path: &Path, limit: Option<Duration>) -> Result<Self, Error> {
         let socket = socket(
             AddressFamily::Unix,
             SockType::SeqPacket,
             SockFlag::SOCK_CLOEXEC,
             None,
         )?;
+        if let Some(limit) = limit {
+            let limit = TimeVal::new(limit.as_secs() as i64, limit.subsec_micros().into());
+            setsockopt(&socket, sockopt::SendTimeout, &limit)?;
+        }
         let to = UnixAddr::new(path)?;
         match retry(|| connect(socket.as_raw_fd(), &to)) {
-            Ok(()) => Ok(Self { socket }),
+            Ok(()) => Ok(Self {
+                socket,
+                is_bounded: limit.is_some(),
+            }),
+            Err(Errno::EAGAIN) => Err(Error::Silent(limit.unwrap_or_default())),
             Err(Errno::EACCES | Errno::EPERM) => Err(Error::Denied(path.to_path_buf())),
             Err(cause) => Err(Error::Unreachable {
                 path: path.to_path_buf(),
@@ -112,7 +149,7 @@ impl Client {
         request: &Request,
     ) -> Result<(T, Vec<OwnedFd>), Error> {
         self.ask(request)?;
-        self.await_answer()
+        self.await_answer(self.patience(request))
     }
 
     /// As [`Client::call`], and passes descriptors to the daemon.
@@ -125,7 +162,11 @@ impl Client {
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<T, Error> {
         self.request(request, descriptors)?;
-        Ok(self.await_answer()?.0)
+        Ok(self.await_answer(self.patience(request))?.0)
+    }
+
+    fn patience(&self, request: &Request) -> Option<Duration> {
+        request.patience().filter(|_| self.is_bounded)
     }
 
     /// The daemon's status, with all sessions: requests all pages.
@@ -210,11 +251,23 @@ impl Client {
         let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         match send(self.socket.as_raw_fd(), request, &descriptors) {
             Err(Error::System(Errno::EPIPE | Errno::ECONNRESET)) => Err(Error::Closed),
+            Err(Error::System(Errno::EAGAIN)) => Err(Error::Silent(PROMPT)),
             sent => sent,
         }
     }
 
-    fn await_answer<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
+    /// Waits for the pending answer: for as long as it takes, or at most `patience`.
+    fn await_answer<T: DeserializeOwned>(
+        &self,
+        patience: Option<Duration>,
+    ) -> Result<(T, Vec<OwnedFd>), Error> {
+        if let Some(patience) = patience {
+            let mut answer = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            let limit = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
+            if retry(|| poll(&mut answer, limit))? == 0 {
+                return Err(Error::Silent(patience));
+            }
+        }
         let (message, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
         Ok((from_message(message)?, descriptors))
     }
@@ -344,13 +397,13 @@ fn descriptors(space: &[u8]) -> Vec<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, io::Read, thread, time::Duration};
+    use std::{fs::File, io::Read, thread};
 
     use nix::sys::socket::{Backlog, accept, bind, listen, socketpair};
     use serde_json::json;
 
     use super::*;
-    use crate::{Rule, to_message};
+    use crate::{Done, Rule, to_message};
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(
@@ -360,6 +413,57 @@ mod tests {
             SockFlag::SOCK_CLOEXEC,
         )
         .unwrap()
+    }
+
+    /// A bounded client at one end of a pair.
+    fn client(socket: OwnedFd) -> Client {
+        Client {
+            socket,
+            is_bounded: true,
+        }
+    }
+
+    #[test]
+    fn await_answer__gives_up_on_a_silent_daemon_only() {
+        let (here, there) = pair();
+        let client = client(here);
+        let answer = || client.await_answer::<Done>(Some(Duration::ZERO));
+        client.ask(&Request::RuleReload).unwrap();
+        assert!(matches!(answer(), Err(Error::Silent(Duration::ZERO))));
+        let message = to_message(&Done {}).unwrap();
+        send(there.as_raw_fd(), &message, &[]).unwrap();
+        assert!(answer().is_ok());
+        drop(there);
+        assert!(matches!(answer(), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn patience__is_for_bounded_clients_and_not_for_what_waits_for_peers() {
+        let (here, _there) = pair();
+        let mut client = client(here);
+        let [waits, reads] = [Request::Accept { key: None }, Request::HookList];
+        assert_eq!(client.patience(&waits), None);
+        assert_eq!(client.patience(&reads), Some(PROMPT));
+        client.is_bounded = false;
+        assert_eq!(client.patience(&reads), None);
+    }
+
+    #[test]
+    fn open__gives_up_where_the_daemon_accepts_nobody() {
+        let path = std::env::temp_dir().join(format!("vtl-full-{}", std::process::id()));
+        let listener = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )
+        .unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let _first = Client::connect_bounded(&path).unwrap();
+        let second = Client::open(&path, Some(Duration::from_millis(1)));
+        assert!(matches!(second, Err(Error::Silent(_))), "{second:?}");
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -428,7 +532,7 @@ mod tests {
                 send(there.as_raw_fd(), &message, &[]).unwrap();
             }
         });
-        let rules = Client { socket: here }.rules().unwrap();
+        let rules = client(here).rules().unwrap();
         let all = vec![rule(0), rule(2), rule(3)];
         assert_eq!((rules.rules, rules.more), (all, None));
         daemon.join().unwrap();

@@ -4,11 +4,17 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vtl_proto::services::Requirements;
+
+/// Longest time in which the daemon answers from memory, however busy the machine.
+pub(crate) const PROMPT: Duration = Duration::from_secs(10);
+/// Longest time in which it has programs verified, reads files, or opens a carrier.
+const THOROUGH: Duration = Duration::from_secs(60);
 
 /// A request to the daemon. On the wire `op` names the variant, followed by the fields; fields with
 /// their default may be omitted, unknown ones are ignored.
@@ -233,6 +239,42 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "is_default")]
         aborted: bool,
     },
+}
+
+impl Request {
+    /// Longest time in which the daemon answers unless it hangs; `None`: it waits for a peer.
+    pub fn patience(&self) -> Option<Duration> {
+        match self {
+            Self::Connect { .. } | Self::Accept { .. } => None,
+            Self::GraftList
+            | Self::GraftShow { .. }
+            | Self::GraftDeploy { .. }
+            | Self::GraftSwap { .. }
+            | Self::GraftRemove { .. }
+            | Self::FlowMove { .. }
+            | Self::HookRun { .. }
+            | Self::HookAdd { .. }
+            | Self::RuleCheck { .. }
+            | Self::RuleReload => Some(THOROUGH),
+            Self::Status { .. }
+            | Self::FlowList { .. }
+            | Self::FlowShow { .. }
+            | Self::PathList { .. }
+            | Self::PathShow { .. }
+            | Self::PeerList { .. }
+            | Self::PeerTrust(_)
+            | Self::PeerForget { .. }
+            | Self::HookList
+            | Self::HookRemove { .. }
+            | Self::RuleList { .. }
+            | Self::RuleExplain(_)
+            | Self::TakeOver
+            | Self::Follow { .. }
+            | Self::Listen { .. }
+            | Self::Statistics
+            | Self::Close { .. } => Some(PROMPT),
+        }
+    }
 }
 
 /// A peer's name, key and addresses.

@@ -74,7 +74,7 @@ impl From<Error> for io::Error {
             | Error::Contradiction(_)
             | Error::MessageSize { .. }
             | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
-            Error::TimedOut => io::ErrorKind::TimedOut,
+            Error::TimedOut | Error::Daemon(control::Error::Silent(_)) => io::ErrorKind::TimedOut,
             Error::Closed => io::ErrorKind::NotConnected,
             Error::Daemon(control::Error::Refused(_)) => io::ErrorKind::Other,
         };

@@ -315,7 +315,7 @@ impl Drop for Claim {
 /// Returns how long it may take to end, too.
 fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Left>, Duration)> {
     let (socket, patience) = if args.take_over {
-        let running = Client::connect(&args.socket)?;
+        let running = Client::connect_bounded(&args.socket)?;
         let (Done {}, mut sockets) = running.call_with_descriptors(&Request::TakeOver)?;
         let socket = sockets
             .pop()

@@ -4,11 +4,13 @@ mod screen;
 mod view;
 
 use std::io::{self, IsTerminal};
-use std::thread;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use nix::unistd::pipe;
 use vtl_control::Client;
 
 use crate::daemon::{self, SocketArgs};
@@ -60,10 +62,16 @@ fn live(args: &TopArgs, socket: &SocketArgs, mut frame: Frame) -> anyhow::Result
     let mut first = 0;
     for _ in 0..args.count {
         let until = Instant::now() + Duration::from_secs(args.interval);
+        let mut next: Option<NextFrame> = None;
         loop {
             screen.draw(&frame.lines(Screen::size(), &mut first))?;
-            match screen.wait(until)? {
-                Event::Time => break,
+            let event = match &next {
+                None => screen.wait_until(until)?,
+                Some(next) => screen.wait_for(next.ready.as_fd())?,
+            };
+            match event {
+                Event::Over if next.is_some() => break,
+                Event::Over => next = Some(NextFrame::ask(socket)?),
                 Event::Resized => {}
                 Event::Key(key) => match key.as_slice() {
                     b"q" | b"Q" => return Ok(()),
@@ -79,9 +87,37 @@ fn live(args: &TopArgs, socket: &SocketArgs, mut frame: Frame) -> anyhow::Result
                 }
             }
         }
-        frame = ask(socket)?;
+        if let Some(next) = next {
+            frame = next.take()?;
+        }
     }
     Ok(())
+}
+
+/// A frame that a thread asks the daemon for, so that keys and signals act even if the daemon hangs.
+struct NextFrame {
+    asking: JoinHandle<anyhow::Result<Frame>>,
+    /// Hangs up when the thread has its answer.
+    ready: OwnedFd,
+}
+
+impl NextFrame {
+    fn ask(socket: &SocketArgs) -> anyhow::Result<Self> {
+        let (ready, unready) = pipe()?;
+        let socket = socket.clone();
+        // Inherits the blocked signals of `Screen`.
+        let asking = thread::Builder::new().spawn(move || {
+            let _unready = unready;
+            ask(&socket)
+        })?;
+        Ok(Self { asking, ready })
+    }
+
+    /// Takes the frame, and waits for it.
+    fn take(self) -> anyhow::Result<Frame> {
+        let frame = self.asking.join();
+        frame.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
 }
 
 fn ask(socket: &SocketArgs) -> anyhow::Result<Frame> {

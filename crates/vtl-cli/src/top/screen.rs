@@ -30,8 +30,8 @@ const USUAL: (u16, u16) = (80, 24);
 /// What ends a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The time is over.
-    Time,
+    /// What was waited for.
+    Over,
     /// The terminal has another size.
     Resized,
     /// A key; of one that sends several bytes, these.
@@ -116,31 +116,50 @@ impl Screen {
     ///
     /// # Errors
     /// The terminal has gone.
-    pub(super) fn wait(&self, until: Instant) -> io::Result<Event> {
+    pub(super) fn wait_until(&self, until: Instant) -> io::Result<Event> {
+        self.wait(Some(until), None)
+    }
+
+    /// Waits for a key or a signal, at most until `fd` is readable or hung up.
+    ///
+    /// # Errors
+    /// The terminal has gone.
+    pub(super) fn wait_for(&self, fd: BorrowedFd<'_>) -> io::Result<Event> {
+        self.wait(None, Some(fd))
+    }
+
+    fn wait(&self, until: Option<Instant>, other: Option<BorrowedFd<'_>>) -> io::Result<Event> {
         let stdin = io::stdin();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            // Rounded up, lest the end of the wait be spent without sleeping.
-            let timeout = PollTimeout::try_from(left + Duration::from_micros(999));
-            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut watched = vec![readable(self.signals.as_fd())];
-            if self.before.is_some() {
-                watched.push(readable(stdin.as_fd()));
-            }
-            match poll(&mut watched, timeout.unwrap_or(PollTimeout::MAX)) {
-                Ok(0) => return Ok(Event::Time),
+            let timeout = until.map_or(PollTimeout::NONE, |until| {
+                let left = until.saturating_duration_since(Instant::now());
+                // Rounded up, lest the end of the wait be spent without sleeping.
+                let timeout = PollTimeout::try_from(left + Duration::from_micros(999));
+                timeout.unwrap_or(PollTimeout::MAX)
+            });
+            let keys = self.before.is_some().then(|| stdin.as_fd());
+            let watched = [Some(self.signals.as_fd()), keys, other];
+            let readable = |fd: &BorrowedFd<'_>| PollFd::new(*fd, PollFlags::POLLIN);
+            let mut fds: Vec<_> = watched.iter().flatten().map(readable).collect();
+            match poll(&mut fds, timeout) {
+                Ok(0) => return Ok(Event::Over),
                 Ok(_) => {}
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let has = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-            if has(&watched[0])
-                && let Some(signal) = self.signal()?
-            {
+            let mut polled = fds.iter();
+            let [signal, key, over] = watched.map(|fd| {
+                fd.and_then(|_| polled.next())
+                    .is_some_and(|fd| fd.any().unwrap_or(false))
+            });
+            if signal && let Some(signal) = self.signal()? {
                 return Ok(signal);
             }
-            if watched.get(1).is_some_and(has) {
-                return key(stdin.as_fd());
+            if key {
+                return read_key(stdin.as_fd());
+            }
+            if over {
+                return Ok(Event::Over);
             }
         }
     }
@@ -180,7 +199,7 @@ fn write(text: &str) -> io::Result<()> {
     io::stdout().flush()
 }
 
-fn key(stdin: BorrowedFd<'_>) -> io::Result<Event> {
+fn read_key(stdin: BorrowedFd<'_>) -> io::Result<Event> {
     let mut bytes = [0; 16];
     match read(stdin, &mut bytes)? {
         0 => Err(io::ErrorKind::BrokenPipe.into()), // hung up
