@@ -137,12 +137,12 @@ struct vtl_bbr_ack {
     __u32 rtt_us;       /* 0 = no sample */
     __u32 srtt_us;      /* smoothed, and its variation: RFC 6298 */
     __u32 rttvar_us;
-    __u32 waited_us;   /* of the round trip, behind the peer's own data */
-    __u32 late;        /* transmissions that lately overtook some which arrived nevertheless, */
-    __u32 late_q16;    /* and the share of packets that came so late, 65,536 = all */
-    __u32 marks;       /* packets that the path has marked (ECN) so far, modulo 2^16 */
-    __u32 app_limited; /* the sample says more about the application than about the path */
-    __u32 initial;     /* packets, the initial window; 0 = vtl_bbr_initial */
+    __u32 waited_us;         /* of the round trip, behind the peer's own data */
+    __u32 reordering_extent; /* RFC 4737: overtakers of packets that lately arrived late, */
+    __u32 reordered_q16;     /* and the share of such packets, 65,536 = all */
+    __u32 marks;             /* packets that the path has marked (ECN) so far, modulo 2^16 */
+    __u32 app_limited;       /* the sample says more about the application than about the path */
+    __u32 initial;           /* packets, the initial window; 0 = vtl_bbr_initial */
 };
 
 /*
@@ -202,9 +202,9 @@ VTL_INLINE __u32 vtl_bbr_own(const struct vtl_bbr *b, __u32 rtt_us, __u32 waited
  * than the minimum. */
 VTL_INLINE __u64 vtl_bbr_late(const struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
     __u64 most = 2 * vtl_bbr_bdp(b, b->bw, 256);
-    if (a->late_q16 < VTL_BBR_LATE)
+    if (a->reordered_q16 < VTL_BBR_LATE)
         return 0;
-    return a->late < most ? a->late : most;
+    return a->reordering_extent < most ? a->reordering_extent : most;
 }
 
 /* Threshold of the round trip below which the queue counts as empty: 7/6 of the minimum, plus

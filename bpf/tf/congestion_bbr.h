@@ -44,8 +44,8 @@ VTL_INLINE void tf_congestion_bbr(struct vtl_ackd *a, struct vtl_bbr *b) {
         .srtt_us = tx->srtt_us,
         .rttvar_us = tx->rttvar_us,
         .waited_us = a->waited_us,
-        .late = tx->late,
-        .late_q16 = tx->late_q16,
+        .reordering_extent = tx->reordering_extent,
+        .reordered_q16 = tx->reordered_q16,
         .marks = vtl_swap16(a->hdr->h.aux),
         .app_limited = a->app_limited,
     };

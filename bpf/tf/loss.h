@@ -4,10 +4,10 @@
  * `reorder` transmissions later has: the packet threshold of RFC 9002, 6.1.1, over transmission
  * numbers, so that lost retransmissions are detected just as fast. `reorder` grows with reported
  * duplicates, which signal spurious retransmissions (RFC 2883 and RFC 8985, 3.3 for the idea), and
- * shrinks while there are none. `late` raises the threshold to the reordering that packets
- * survived lately. Whatever the threshold, an overtaken packet is lost after two round-trip times:
- * RFC 8985, 6.2, never waits longer. Early retransmit (RFC 5827): one overtaker is enough if the
- * last packet sent has arrived and there was no reordering.
+ * shrinks while there are none. `reordering_extent` raises the threshold to the reordering that
+ * packets survived lately. Whatever the threshold, an overtaken packet is lost after two round-trip
+ * times: RFC 8985, 6.2, never waits longer. Early retransmit (RFC 5827): one overtaker is enough if
+ * the last packet sent has arrived and there was no reordering.
  */
 #ifndef VTL_TF_LOSS_H
 #define VTL_TF_LOSS_H
@@ -15,7 +15,7 @@
 #include "vtl/tf.h"
 
 #define VTL_REORDER_MAX 256
-#define VTL_LATE_MAX 8192
+#define VTL_REORDERING_MAX 8192
 /* A threshold of n shrinks after VTL_CALM * n packets without reordering or duplicates. */
 #define VTL_CALM 16
 
@@ -55,27 +55,28 @@ VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32
 VTL_INLINE __u32 vtl_loss_end(const struct vtl_ackd *a) {
     const struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
-    int is_late = tx->late || tx->reorder > VTL_REORDER || xid != tx->acked_xid;
-    return !is_late && vtl_swap64(a->hdr->echo_seq) + 1 == VTL_LOAD(tx->next) ? xid : 0;
+    int is_reordered = tx->reordering_extent || tx->reorder > VTL_REORDER || xid != tx->acked_xid;
+    return !is_reordered && vtl_swap64(a->hdr->echo_seq) + 1 == VTL_LOAD(tx->next) ? xid : 0;
 }
 
 /* Adapts the thresholds to a packet that has just arrived, overtaken by `overtaken` others. Once
- * may be an accident: `late` at most about doubles at a time. */
-VTL_GLOBAL int vtl_loss_late(struct vtl_session *s, __u32 overtaken) {
+ * may be an accident: `reordering_extent` at most about doubles at a time. */
+VTL_GLOBAL int vtl_loss_reordered(struct vtl_session *s, __u32 overtaken) {
     if (!s)
         return 0;
     struct vtl_tx *tx = &s->tx;
-    __u32 grown = 2 * tx->late + 3;
-    if (grown > VTL_LATE_MAX)
-        grown = VTL_LATE_MAX;
-    tx->late_q16 = tx->late_q16 - tx->late_q16 / 64 + (overtaken ? 1024 : 0);
-    if (overtaken > tx->late && tx->late < grown) {
-        tx->late = overtaken < grown ? overtaken : grown;
-    } else if (!tx->late || overtaken + tx->late / 8 < tx->late) {
-        if (tx->delivered - tx->calm <= VTL_CALM * (tx->late + tx->reorder + 1))
+    __u32 grown = 2 * tx->reordering_extent + 3;
+    if (grown > VTL_REORDERING_MAX)
+        grown = VTL_REORDERING_MAX;
+    tx->reordered_q16 = tx->reordered_q16 - tx->reordered_q16 / 64 + (overtaken ? 1024 : 0);
+    if (overtaken > tx->reordering_extent && tx->reordering_extent < grown) {
+        tx->reordering_extent = overtaken < grown ? overtaken : grown;
+    } else if (!tx->reordering_extent ||
+               overtaken + tx->reordering_extent / 8 < tx->reordering_extent) {
+        if (tx->delivered - tx->calm <= VTL_CALM * (tx->reordering_extent + tx->reorder + 1))
             return 0;
-        if (tx->late)
-            tx->late -= 1 + tx->late / 8;
+        if (tx->reordering_extent)
+            tx->reordering_extent -= 1 + tx->reordering_extent / 8;
         if (tx->reorder > VTL_REORDER)
             tx->reorder -= 1 + (tx->reorder - VTL_REORDER) / 8;
     }
@@ -101,7 +102,7 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     if (newer > 0 && (__s32)(xid - tx->xid) < 0)
         tx->acked_xid = xid;
     if (a->delivered && !(a->hdr->h.flags & VTL_F_UPDATE))
-        vtl_loss_late(a->s, newer < 0 ? tx->acked_xid - xid : 0);
+        vtl_loss_reordered(a->s, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
 /* `early`: use vtl_loss_end; for grafts in which it costs a spurious retransmission at most. */

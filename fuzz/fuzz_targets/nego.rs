@@ -8,8 +8,8 @@ use libfuzzer_sys::fuzz_target;
 use vtl_proto::{
     intf,
     nego::{
-        Answer, Early, Initiator, Made, NegoKey, Offer, Offered, Policy, Reason, Responder,
-        STRANGERS, Step, Verdict, Way,
+        Answer, Early, Encapsulation, Initiator, Made, NegoKey, Offer, Offered, Policy, Reason,
+        Responder, STRANGERS, Step, Verdict,
     },
     services::{GraftInfo, ParamRange, Services},
     wire::{Extensions, MIN_PAYLOAD, Packet, Ticket},
@@ -30,7 +30,7 @@ struct OfferInput {
     services: u16,
     grafts: Vec<(u8, Vec<(u8, u32)>)>,
     rtt_ms: Option<u8>,
-    ways: u8,
+    encapsulations: u8,
     ticket: Option<(u64, u64, u32)>,
     early: bool,
     succeeds: Option<(u32, u64)>,
@@ -60,15 +60,15 @@ enum Action<'a> {
     },
     /// The responder's latest answer reaches the initiator.
     Answer {
-        way: u8,
+        encapsulation: u8,
     },
     AnswerSpoilt {
-        way: u8,
+        encapsulation: u8,
         at: u8,
         byte: u8,
     },
     AnswerForged {
-        way: u8,
+        encapsulation: u8,
         packet: &'a [u8],
     },
     Validated(u8),
@@ -87,15 +87,23 @@ fn params(gid: u16) -> Vec<ParamRange> {
     (0..gid % 4).map(range).collect()
 }
 
-fn way(number: u8) -> Way {
-    [Way::Native, Way::Udp, Way::Tcp][usize::from(number % 3)]
+fn encapsulation(number: u8) -> Encapsulation {
+    [
+        Encapsulation::Native,
+        Encapsulation::Udp,
+        Encapsulation::Tcp,
+    ][usize::from(number % 3)]
 }
 
 fn offer(input: &OfferInput) -> Offer {
-    let ways = [
-        vec![Way::Native],
-        vec![Way::Udp, Way::Native],
-        vec![Way::Native, Way::Udp, Way::Tcp],
+    let encapsulations = [
+        vec![Encapsulation::Native],
+        vec![Encapsulation::Udp, Encapsulation::Native],
+        vec![
+            Encapsulation::Native,
+            Encapsulation::Udp,
+            Encapsulation::Tcp,
+        ],
     ];
     let graft = |(gid, asked): &(u8, Vec<(u8, u32)>)| Offered {
         gid: u16::from(*gid).max(1),
@@ -118,7 +126,7 @@ fn offer(input: &OfferInput) -> Offer {
         services: Services::from_bits(input.services),
         grafts,
         known_rtt: input.rtt_ms.map(|ms| Duration::from_millis(ms.into())),
-        ways: ways[usize::from(input.ways % 3)].clone(),
+        encapsulations: encapsulations[usize::from(input.encapsulations % 3)].clone(),
         patience: Duration::from_secs(9),
         ticket: input
             .ticket
@@ -292,14 +300,21 @@ fuzz_target!(|input: Input<'_>| {
                 answer = host.asked(*from, *policy, packet).unwrap_or(answer);
                 continue;
             }
-            Action::Answer { way } => (answer.clone(), *way),
-            Action::AnswerSpoilt { way, at, byte } => (spoilt(&answer, *at, *byte), *way),
-            Action::AnswerForged { way, packet } => (packet.to_vec(), *way),
+            Action::Answer { encapsulation } => (answer.clone(), *encapsulation),
+            Action::AnswerSpoilt {
+                encapsulation,
+                at,
+                byte,
+            } => (spoilt(&answer, *at, *byte), *encapsulation),
+            Action::AnswerForged {
+                encapsulation,
+                packet,
+            } => (packet.to_vec(), *encapsulation),
         };
         let (Ok(packet), Some(open)) = (Packet::parse_unverified(&reply.0), &mut initiator) else {
             continue;
         };
-        match open.handle(host.now, &packet, way(reply.1)) {
+        match open.handle(host.now, &packet, encapsulation(reply.1)) {
             Ok(None) => {}
             Err(_) => initiator = None,
             Ok(Some(
@@ -310,7 +325,7 @@ fuzz_target!(|input: Input<'_>| {
                 assert!((1..=intf::VTL_MAX_WINDOW).contains(&session.peer_slots));
                 match input.keys {
                     Some(_) if !open.is_finishing() => {
-                        open.finish(host.now, &session, b"finish", way(reply.1));
+                        open.finish(host.now, &session, b"finish", encapsulation(reply.1));
                     }
                     _ => initiator = None,
                 }

@@ -10,7 +10,7 @@ use vtl_core::{
     mtud::{DetourStep, PathMtu, Progress, SessionPath, Step, max_payload},
     session::{Action, Lifecycle, Observation, PeerClose, Phase, Reaction, Successor},
 };
-use vtl_proto::nego::Way;
+use vtl_proto::nego::Encapsulation;
 
 #[derive(Arbitrary, Debug)]
 enum Happening {
@@ -38,10 +38,10 @@ enum Happening {
     StartEarly,
     Size,
     Question {
-        way: u8,
+        encapsulation: u8,
     },
     Answer {
-        way: u8,
+        encapsulation: u8,
         payload: u16,
         mark: u8,
     },
@@ -64,12 +64,16 @@ struct Input {
     v6: bool,
     acknowledged: bool,
     mtu: u16,
-    way: u8,
+    encapsulation: u8,
     happenings: Vec<Happening>,
 }
 
-fn way(number: u8) -> Way {
-    [Way::Native, Way::Udp, Way::Tcp][usize::from(number % 3)]
+fn encapsulation(number: u8) -> Encapsulation {
+    [
+        Encapsulation::Native,
+        Encapsulation::Udp,
+        Encapsulation::Tcp,
+    ][usize::from(number % 3)]
 }
 
 fuzz_target!(|input: Input| {
@@ -82,7 +86,7 @@ fuzz_target!(|input: Input| {
         true => IpAddr::from(Ipv6Addr::LOCALHOST),
         false => IpAddr::from(Ipv4Addr::LOCALHOST),
     };
-    let first = way(input.way);
+    let first = encapsulation(input.encapsulation);
     let mut most = max_payload(u32::from(input.mtu).max(1200), peer, first);
     let mut path = SessionPath::default();
     let mtu = PathMtu::new(peer, first, most, input.acknowledged, now);
@@ -141,13 +145,13 @@ fuzz_target!(|input: Input| {
             Happening::FirstPacket => assert_eq!(life.handle_first_packet(), life.is_open()),
             Happening::StartEarly => life.start_confirming(now),
             Happening::Size => life.handle_size(now),
-            Happening::Question { way: by } => path.handle_question(way(by)),
+            Happening::Question { encapsulation: by } => path.handle_question(encapsulation(by)),
             Happening::Answer {
-                way: by,
+                encapsulation: by,
                 payload,
                 mark,
             } => {
-                path.handle_answer(now, way(by), payload, mark.into());
+                path.handle_answer(now, encapsulation(by), payload, mark.into());
             }
             Happening::Path {
                 mark,
@@ -176,7 +180,7 @@ fuzz_target!(|input: Input| {
             Happening::Detour { rtt_us, udp } => {
                 let rtt_ns = u64::from(rtt_us) * 1000;
                 let step = path.detour().map(|d| d.poll(now, rtt_ns, udp));
-                assert!(udp || step != Some(DetourStep::Leave(Way::Udp)));
+                assert!(udp || step != Some(DetourStep::Leave(Encapsulation::Udp)));
             }
             Happening::EndDetour => path.end_detour(),
         }

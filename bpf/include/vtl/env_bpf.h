@@ -225,7 +225,7 @@ VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u
 /* Fallback for a frame that cannot be sent: wakes its receiver through a ring buffer. */
 VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 doorbell) {
     struct vtl_event event = {};
-    if (doorbell == 1 + VTL_RUNG)
+    if (doorbell == 1 + VTL_DOORBELL)
         vtl_env_ring(s, &event, BPF_RB_FORCE_WAKEUP);
     else
         vtl_env_wake(s);
@@ -235,11 +235,11 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_pump_of(s->shard);
     __u32 theirs = what & ~VTL_EV_SEND;
-    if (theirs == VTL_EV_RECV && s->aware == VTL_RUNG && p && VTL_LOAD(p->doorbell)) {
+    if (theirs == VTL_EV_RECV && s->aware == VTL_DOORBELL && p && VTL_LOAD(p->doorbell)) {
         vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
-        s->rx.doorbell = 1 + VTL_RUNG;
+        s->rx.doorbell = 1 + VTL_DOORBELL;
         event.what &= VTL_EV_SEND;
-    } else if (theirs && p && (s->aware == VTL_HANDED || vtl_relays(p, event.sid, theirs))) {
+    } else if (theirs && p && (s->aware == VTL_RELAYED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->pending_wakeups, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* already pending at vtld */
     } else if (theirs) {

@@ -191,7 +191,8 @@ VTL_GLOBAL int vtl_tc_ring_doorbell(struct __sk_buff *ctx, struct vtl_session *s
     __u32 whose = s->rx.doorbell;
     s->rx.doorbell = 0;
     __be16 is = ctx->protocol;
-    __be16 type = vtl_swap16(whose == 1 + VTL_RUNG ? VTL_FLOWS_ETHERTYPE : VTL_DOORBELL_ETHERTYPE);
+    __be16 type =
+        vtl_swap16(whose == 1 + VTL_DOORBELL ? VTL_FLOWS_ETHERTYPE : VTL_DOORBELL_ETHERTYPE);
     __u32 mark = ctx->mark;
     ctx->mark = s->shard;
     int failed = bpf_skb_store_bytes(ctx, at, &type, sizeof(type), 0) ||

@@ -84,15 +84,15 @@ struct vtl_ring_ctl {
                     * vtl_waiting, before it sleeps; ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0 while open, or 1 + enum vtl_closed; and VTL_SUCCEEDED */
     __u32
-        refill;  /* transmit: app sets it when it waits for room; with an acknowledgement
-                  * (vtl_room_event(); without acknowledgements, with a packet sent), it is
-                  * cleared, and the app is woken, if vtl_refill() slots are free. receive: app
-                  * sets it before it kicks vtld, as the sender may wait for room; vtld clears it */
-    __u32 most;  /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
-                  * since the session began; else 0 */
-    __u32 ahead; /* transmit: app, the most packets that it publishes before they are sent; 0: any
-                  * number. Then `refill` also waits until half of them are sent, and for no more
-                  * free slots than that */
+        refill; /* transmit: app sets it when it waits for room; with an acknowledgement
+                 * (vtl_room_event(); without acknowledgements, with a packet sent), it is
+                 * cleared, and the app is woken, if vtl_refill() slots are free. receive: app
+                 * sets it before it kicks vtld, as the sender may wait for room; vtld clears it */
+    __u32 most; /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
+                 * since the session began; else 0 */
+    __u32 notsent_lowat; /* transmit: app, the most packets that it publishes before they are sent;
+                          * 0: any number. Then `refill` also waits until half of them are sent, and
+                          * for no more free slots than that */
     __u32 pad2[11];
 };
 
@@ -105,10 +105,10 @@ enum vtl_waiting {
 
 /* Receiver of wake-ups. */
 enum vtl_aware {
-    VTL_DAEMON = 0, /* vtld, which hands them on: never a session's own choice */
-    VTL_EVENTS = 1, /* the application, through its ring buffer of events */
-    VTL_HANDED = 2, /* the application, through vtld: it has no such ring */
-    VTL_RUNG = 3,   /* vtl-flows, through its ring buffer of events and a frame on the loopback */
+    VTL_DAEMON = 0,   /* vtld, which hands them on: never a session's own choice */
+    VTL_EVENTS = 1,   /* the application, through its ring buffer of events */
+    VTL_RELAYED = 2,  /* the application, through vtld: it has no such ring */
+    VTL_DOORBELL = 3, /* vtl-flows, through its ring buffer of events and a frame on the loopback */
 };
 
 /* Why a session ended: vtl_ring_ctl.closed less one. */
@@ -196,11 +196,11 @@ struct vtl_tx {
     __u64 pacing_gap_ns; /* gap between two packets; 0 = no pacing */
     __u64 calm;          /* `delivered` when a reordering threshold last changed or was confirmed */
     __u32 acked_xid;     /* largest xid acknowledged */
-    __u32 reorder;  /* packet threshold: transmissions that must overtake one before it is lost, */
-    __u32 late;     /* reordering seen lately: overtakers of packets that arrived late; */
-    __u32 late_q16; /* smoothed share of late packets, 65,536 = all */
-    __u32 dups;     /* vtl_ack_hdr.dups of the latest acknowledgement */
-    __u32 srtt_us;  /* RFC 6298 */
+    __u32 reorder; /* packet threshold: transmissions that must overtake one before it is lost, */
+    __u32 reordering_extent; /* RFC 4737: overtakers of packets that lately arrived late */
+    __u32 reordered_q16;     /* smoothed share of such packets, 65,536 = all */
+    __u32 dups;              /* vtl_ack_hdr.dups of the latest acknowledgement */
+    __u32 srtt_us;           /* RFC 6298 */
     __u32 rttvar_us;
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
     __u32 lock;         /* of the listener */

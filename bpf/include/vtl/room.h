@@ -17,7 +17,7 @@ VTL_INLINE __u32 vtl_room_event(struct vtl_session *s) {
     if (!ctl || !VTL_LOAD(ctl->refill))
         return 0;
     __u64 producer = VTL_LOAD(ctl->producer), used = producer - s->tx.una;
-    __u32 enough = vtl_refill(s->slots), half = VTL_LOAD(ctl->ahead) / 2;
+    __u32 enough = vtl_refill(s->slots), half = VTL_LOAD(ctl->notsent_lowat) / 2;
     if (half) {
         if (producer - VTL_LOAD(s->tx.next) > half)
             return 0;

@@ -187,7 +187,7 @@ VTL_INLINE struct vtl_scratch *vtl_get_scratch(void);
 
 /* Reordering threshold: transmissions that must overtake one before it is declared lost. */
 VTL_INLINE __s32 vtl_reordering_threshold(const struct vtl_tx *tx) {
-    return tx->reorder > tx->late ? tx->reorder : tx->late + 1;
+    return tx->reorder > tx->reordering_extent ? tx->reorder : tx->reordering_extent + 1;
 }
 
 /* Packets per acknowledgement: at most 1/16 of the window, so that losing or delaying one matters

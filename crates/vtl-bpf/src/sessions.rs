@@ -10,7 +10,7 @@ use std::{
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vtl_proto::{
     intf::{self, vtl_session},
-    nego::Way,
+    nego::Encapsulation,
 };
 
 use crate::{Error, Result};
@@ -96,7 +96,7 @@ pub struct Sender {
     /// Payload bytes in all transmissions of DATA.
     pub bytes: u64,
     /// Smoothed share of packets that arrive behind later ones.
-    pub late: f64,
+    pub reordering: f64,
     /// The application has not enough to send, or the receiver takes no more.
     pub is_limited: bool,
     /// The congestion control models the path, as it tells its mode (`enum vtl_control_mode`).
@@ -301,7 +301,7 @@ impl Session<'_> {
         Sender {
             rtt_variance: std::time::Duration::from_micros(variance_us.into()),
             bytes: long(atomic!(AtomicU64, self.tx.bytes)),
-            late: f64::from(short(atomic!(AtomicU32, self.tx.late_q16))) / 65_536.0,
+            reordering: f64::from(short(atomic!(AtomicU32, self.tx.reordered_q16))) / 65_536.0,
             is_limited: long(atomic!(AtomicU64, self.tx.app_limited)) != 0
                 || long(atomic!(AtomicU64, self.tx.next))
                     >= long(atomic!(AtomicU64, self.tx.limit)),
@@ -337,10 +337,10 @@ impl Session<'_> {
     }
 
     /// Encapsulation of packets to the peer.
-    pub fn way(&self) -> Way {
+    pub fn encapsulation(&self) -> Encapsulation {
         match self.ifindex() {
-            intf::VTL_TUNNEL => Way::Tcp,
-            _ => Way::by(self.port()),
+            intf::VTL_TUNNEL => Encapsulation::Tcp,
+            _ => Encapsulation::by(self.port()),
         }
     }
 

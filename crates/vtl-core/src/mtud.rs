@@ -9,7 +9,7 @@
 
 use std::net::IpAddr;
 
-use vtl_proto::{intf, nego::Way};
+use vtl_proto::{intf, nego::Encapsulation};
 
 const MS: u64 = 1_000_000;
 /// Time without progress after which the path is probed; at least four round trips.
@@ -29,8 +29,8 @@ const SIZES: [u32; 12] = [
 ];
 
 /// Maximum payload of a packet to `peer` for an MTU, bytes: a multiple of 8.
-pub fn max_payload(mtu: u32, peer: IpAddr, way: Way) -> u16 {
-    let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(way.overhead());
+pub fn max_payload(mtu: u32, peer: IpAddr, encapsulation: Encapsulation) -> u16 {
+    let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(encapsulation.overhead());
     let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
     let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
     (most & !7).max(8) as u16
@@ -64,7 +64,7 @@ pub struct Progress {
 #[derive(Debug)]
 pub struct PathMtu {
     peer: IpAddr,
-    way: Way,
+    encapsulation: Encapsulation,
     /// Largest payload known to get through, bytes.
     most: u16,
     /// The graft's acknowledgements tell which sizes arrive.
@@ -93,12 +93,18 @@ struct Search {
 }
 
 impl PathMtu {
-    /// Starts for a session with encapsulation `way` and at most `most` bytes of payload in a packet.
+    /// Starts for a session with `encapsulation` and at most `most` bytes of payload in a packet.
     /// `acknowledged`: the graft's acknowledgements tell which sizes arrive.
-    pub fn new(peer: IpAddr, way: Way, most: u16, acknowledged: bool, now: u64) -> Self {
+    pub fn new(
+        peer: IpAddr,
+        encapsulation: Encapsulation,
+        most: u16,
+        acknowledged: bool,
+        now: u64,
+    ) -> Self {
         Self {
             peer,
-            way,
+            encapsulation,
             most,
             acknowledged,
             mark: 0,
@@ -208,7 +214,7 @@ impl PathMtu {
 
     /// Lower bound of the payload.
     fn min_payload(&self) -> u16 {
-        max_payload(SIZES[SIZES.len() - 1], self.peer, self.way)
+        max_payload(SIZES[SIZES.len() - 1], self.peer, self.encapsulation)
     }
 
     /// Payloads of one round of probes.
@@ -216,7 +222,7 @@ impl PathMtu {
         let mut sizes: Vec<u16> = SIZES
             .iter()
             .chain([&hint])
-            .map(|size| max_payload(*size, self.peer, self.way))
+            .map(|size| max_payload(*size, self.peer, self.encapsulation))
             .filter(|payload| (self.min_payload()..self.most).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -231,31 +237,37 @@ impl PathMtu {
 /// Path of one session's packets: encapsulation, path MTU, and the detour over TCP.
 #[derive(Debug, Default)]
 pub struct SessionPath {
-    way: Way,
+    encapsulation: Encapsulation,
     detour: Option<Detour>,
     mtu: Option<PathMtu>,
 }
 
 impl SessionPath {
-    /// Restarts for packets with encapsulation `way`. The initiator probes for the way back from TCP. `mtu`:
+    /// Restarts for packets with `encapsulation`. The initiator probes for the way back from TCP. `mtu`:
     /// path MTU discovery, if the peer answers SIZE.
-    pub fn begin(&mut self, now: u64, way: Way, is_initiator: bool, mtu: Option<PathMtu>) {
-        self.way = way;
+    pub fn begin(
+        &mut self,
+        now: u64,
+        encapsulation: Encapsulation,
+        is_initiator: bool,
+        mtu: Option<PathMtu>,
+    ) {
+        self.encapsulation = encapsulation;
         self.mtu = mtu;
-        if way == Way::Tcp && is_initiator {
+        if encapsulation == Encapsulation::Tcp && is_initiator {
             self.detour.get_or_insert_with(|| Detour::new(now));
         }
     }
 
     /// Encapsulation when the path was started.
-    pub fn way(&self) -> Way {
-        self.way
+    pub fn encapsulation(&self) -> Encapsulation {
+        self.encapsulation
     }
 
-    /// Whether the encapsulation has changed from that of [`SessionPath::begin`] to `way`, so that the path has
+    /// Whether the encapsulation has changed from that of [`SessionPath::begin`] to `encapsulation`, so that the path has
     /// to be restarted. Never during a detour, which decides itself.
-    pub fn is_rerouted(&self, way: Way) -> bool {
-        self.detour.is_none() && self.way != way
+    pub fn is_rerouted(&self, encapsulation: Encapsulation) -> bool {
+        self.detour.is_none() && self.encapsulation != encapsulation
     }
 
     /// Path MTU discovery, if the peer answers SIZE.
@@ -283,23 +295,29 @@ impl SessionPath {
         self.detour = None;
     }
 
-    /// Handles a SIZE with `ACK_NOW` that arrived by `way`. The peer probes over TCP if packets do not get
+    /// Handles a SIZE with `ACK_NOW` that arrived in `encapsulation`. The peer probes over TCP if packets do not get
     /// through in either direction.
-    pub fn handle_question(&mut self, way: Way) {
-        if way == Way::Tcp
-            && self.way != Way::Tcp
+    pub fn handle_question(&mut self, encapsulation: Encapsulation) {
+        if encapsulation == Encapsulation::Tcp
+            && self.encapsulation != Encapsulation::Tcp
             && let Some(mtu) = &mut self.mtu
         {
             mtu.handle_suspicion();
         }
     }
 
-    /// Handles an answer to a SIZE that arrived by `way`; `payload` and `mark` as for
+    /// Handles an answer to a SIZE that arrived in `encapsulation`; `payload` and `mark` as for
     /// [`PathMtu::handle_answer`].
-    pub fn handle_answer(&mut self, now: u64, way: Way, payload: u16, mark: u64) {
+    pub fn handle_answer(
+        &mut self,
+        now: u64,
+        encapsulation: Encapsulation,
+        payload: u16,
+        mark: u64,
+    ) {
         match (&mut self.detour, &mut self.mtu) {
-            (Some(detour), _) => detour.handle_answer(way),
-            (None, Some(mtu)) if way == Way::Tcp => mtu.handle_answer_by_tcp(),
+            (Some(detour), _) => detour.handle_answer(encapsulation),
+            (None, Some(mtu)) if encapsulation == Encapsulation::Tcp => mtu.handle_answer_by_tcp(),
             (None, Some(mtu)) => mtu.handle_answer(now, payload, mark),
             (None, None) => {}
         }
@@ -333,7 +351,7 @@ pub enum DetourStep {
     Ask,
     /// Send packets in this encapsulation, and a SIZE with `ACK_NOW`, whose answer validates the peer's
     /// address.
-    Leave(Way),
+    Leave(Encapsulation),
     /// Send packets over TCP again: no answer came in the new encapsulation.
     Stay,
 }
@@ -367,20 +385,20 @@ impl Detour {
         }
         self.next_ns = now + RETURN_NS;
         let back = match self.heard {
-            [native, _] if native >= RETURN_ROUNDS => Way::Native,
-            [_, by_udp] if by_udp >= RETURN_ROUNDS && udp => Way::Udp,
+            [native, _] if native >= RETURN_ROUNDS => Encapsulation::Native,
+            [_, by_udp] if by_udp >= RETURN_ROUNDS && udp => Encapsulation::Udp,
             _ => return DetourStep::Ask,
         };
         self.leaving_ns = Some(now);
         DetourStep::Leave(back)
     }
 
-    /// Handles an answer to a SIZE that arrived by `way`.
-    pub fn handle_answer(&mut self, way: Way) {
-        match way {
-            Way::Native => self.hears[0] = true,
-            Way::Udp => self.hears[1] = true,
-            Way::Tcp => {}
+    /// Handles an answer to a SIZE that arrived in `encapsulation`.
+    pub fn handle_answer(&mut self, encapsulation: Encapsulation) {
+        match encapsulation {
+            Encapsulation::Native => self.hears[0] = true,
+            Encapsulation::Udp => self.hears[1] = true,
+            Encapsulation::Tcp => {}
         }
     }
 }
@@ -423,7 +441,7 @@ mod tests {
     #[test]
     fn path__smaller_ones_get_through() {
         let mut now = 1000 * MS;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, true, now);
         assert_eq!(path.poll(now, &at(7), || 0), Step::Nothing);
         let sizes = asked(&mut path, &mut now, &at(7));
         assert_eq!((sizes[0], sizes[1]), (1440, 1432));
@@ -448,7 +466,7 @@ mod tests {
     #[test]
     fn path__large_ones_get_through_after_all() {
         let mut now = 0;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, true, now);
         asked(&mut path, &mut now, &at(0));
         path.handle_answer(now, 1136, 0);
         path.handle_answer(now, 1440, 0);
@@ -468,7 +486,7 @@ mod tests {
     #[test]
     fn path__nothing_gets_through() {
         let mut now = 0;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, true, now);
         for _ in 0..50 {
             asked(&mut path, &mut now, &at(0));
         }
@@ -479,7 +497,7 @@ mod tests {
     #[test]
     fn path__where_tcp_alone_gets_through() {
         let mut now = 0;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, true, now);
         asked(&mut path, &mut now, &at(0));
         assert!(!path.asks_by_tcp(), "that may have been bad luck");
         asked(&mut path, &mut now, &at(0));
@@ -502,7 +520,7 @@ mod tests {
     #[test]
     fn path__that_the_peer_suspects() {
         let mut now = 0;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, true, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, true, now);
         let idle = Progress {
             out: false,
             ..at(0)
@@ -521,58 +539,66 @@ mod tests {
         let look = |detour: &mut Detour, s: u64| detour.poll(s * second, 20 * MS, true);
         assert_eq!(look(&mut detour, 0), DetourStep::Nothing);
         assert_eq!(look(&mut detour, 1), DetourStep::Ask);
-        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Encapsulation::Udp);
         assert_eq!(look(&mut detour, 2), DetourStep::Ask);
         assert_eq!(look(&mut detour, 3), DetourStep::Ask, "once is not enough");
-        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Encapsulation::Udp);
         assert_eq!(look(&mut detour, 4), DetourStep::Ask);
-        detour.handle_answer(Way::Udp);
+        detour.handle_answer(Encapsulation::Udp);
         assert_eq!(detour.poll(5 * second, 0, false), DetourStep::Ask, "unfit");
-        detour.handle_answer(Way::Udp);
-        assert_eq!(look(&mut detour, 6), DetourStep::Leave(Way::Udp));
+        detour.handle_answer(Encapsulation::Udp);
+        assert_eq!(look(&mut detour, 6), DetourStep::Leave(Encapsulation::Udp));
         assert_eq!(look(&mut detour, 6), DetourStep::Nothing);
         assert_eq!(look(&mut detour, 7), DetourStep::Stay);
         assert_eq!(look(&mut detour, 8), DetourStep::Ask, "from the beginning");
-        detour.handle_answer(Way::Udp);
-        detour.handle_answer(Way::Native);
+        detour.handle_answer(Encapsulation::Udp);
+        detour.handle_answer(Encapsulation::Native);
         assert_eq!(look(&mut detour, 9), DetourStep::Ask);
-        detour.handle_answer(Way::Udp);
-        detour.handle_answer(Way::Native);
-        assert_eq!(look(&mut detour, 10), DetourStep::Leave(Way::Native));
+        detour.handle_answer(Encapsulation::Udp);
+        detour.handle_answer(Encapsulation::Native);
+        assert_eq!(
+            look(&mut detour, 10),
+            DetourStep::Leave(Encapsulation::Native)
+        );
     }
 
-    fn session_path(way: Way) -> SessionPath {
+    fn session_path(encapsulation: Encapsulation) -> SessionPath {
         let mut path = SessionPath::default();
-        path.begin(0, way, true, Some(PathMtu::new(V4, way, 1440, true, 0)));
+        path.begin(
+            0,
+            encapsulation,
+            true,
+            Some(PathMtu::new(V4, encapsulation, 1440, true, 0)),
+        );
         path
     }
 
     #[test]
     fn session_path__begins_a_detour_at_the_initiator_by_tcp() {
-        assert!(session_path(Way::Udp).detour().is_none());
-        let mut path = session_path(Way::Tcp);
-        assert_eq!(path.way(), Way::Tcp);
+        assert!(session_path(Encapsulation::Udp).detour().is_none());
+        let mut path = session_path(Encapsulation::Tcp);
+        assert_eq!(path.encapsulation(), Encapsulation::Tcp);
         let detour = path.detour().expect("the initiator looks for the way back");
         assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Ask);
         // The current detour continues.
-        path.begin(RETURN_NS, Way::Tcp, true, None);
+        path.begin(RETURN_NS, Encapsulation::Tcp, true, None);
         let detour = path.detour().expect("still by TCP");
         assert_eq!(detour.poll(RETURN_NS, 0, true), DetourStep::Nothing);
         assert_eq!(detour.poll(2 * RETURN_NS, 0, true), DetourStep::Ask);
         let mut path = SessionPath::default();
-        path.begin(0, Way::Tcp, false, None);
+        path.begin(0, Encapsulation::Tcp, false, None);
         assert!(path.detour().is_none(), "the responder follows");
     }
 
     #[test]
     fn session_path__follows_the_way_except_on_a_detour() {
-        let mut path = session_path(Way::Native);
-        assert!(!path.is_rerouted(Way::Native));
-        assert!(path.is_rerouted(Way::Udp));
+        let mut path = session_path(Encapsulation::Native);
+        assert!(!path.is_rerouted(Encapsulation::Native));
+        assert!(path.is_rerouted(Encapsulation::Udp));
         path.start_detour(0);
-        assert!(!path.is_rerouted(Way::Tcp));
+        assert!(!path.is_rerouted(Encapsulation::Tcp));
         path.end_detour();
-        assert!(path.is_rerouted(Way::Tcp));
+        assert!(path.is_rerouted(Encapsulation::Tcp));
     }
 
     #[test]
@@ -581,47 +607,47 @@ mod tests {
             let mtu = path.mtu().expect("the peer answers SIZE");
             mtu.poll(MS, &at(1), || 0) != Step::Nothing
         };
-        for (way, asked_by, suspected) in [
-            (Way::Native, Way::Native, false),
-            (Way::Native, Way::Tcp, true),
-            (Way::Udp, Way::Tcp, true),
-            (Way::Tcp, Way::Tcp, false),
+        for (encapsulation, asked_by, suspected) in [
+            (Encapsulation::Native, Encapsulation::Native, false),
+            (Encapsulation::Native, Encapsulation::Tcp, true),
+            (Encapsulation::Udp, Encapsulation::Tcp, true),
+            (Encapsulation::Tcp, Encapsulation::Tcp, false),
         ] {
-            let mut path = session_path(way);
+            let mut path = session_path(encapsulation);
             path.handle_question(asked_by);
-            assert_eq!(suspects(&mut path), suspected, "{way} {asked_by}");
+            assert_eq!(suspects(&mut path), suspected, "{encapsulation} {asked_by}");
         }
     }
 
     #[test]
     fn session_path__gives_answers_to_the_detour_or_to_discovery() {
         let mut now = 0;
-        let mut path = session_path(Way::Native);
+        let mut path = session_path(Encapsulation::Native);
         asked(path.mtu().unwrap(), &mut now, &at(0));
-        path.handle_answer(now, Way::Tcp, 8, 0);
+        path.handle_answer(now, Encapsulation::Tcp, 8, 0);
         asked(path.mtu().unwrap(), &mut now, &at(0));
-        path.handle_answer(now, Way::Tcp, 8, 0);
+        path.handle_answer(now, Encapsulation::Tcp, 8, 0);
         let step = until(path.mtu().unwrap(), &mut now, &at(0));
         assert_eq!(step, Step::UseTcp);
         // The size in use gets through: nothing is wrong.
         asked(path.mtu().unwrap(), &mut now, &at(0));
-        path.handle_answer(now, Way::Native, 1440, 0);
+        path.handle_answer(now, Encapsulation::Native, 1440, 0);
         let step = path.mtu().unwrap().poll(now + MS, &at(0), || 0);
         assert_eq!(step, Step::Nothing);
         path.start_detour(0);
         for round in 1..=2 {
             let step = path.detour().unwrap().poll(round * RETURN_NS, 0, true);
             assert_eq!(step, DetourStep::Ask);
-            path.handle_answer(0, Way::Native, 1440, 0);
+            path.handle_answer(0, Encapsulation::Native, 1440, 0);
         }
         let step = path.detour().unwrap().poll(3 * RETURN_NS, 0, true);
-        assert_eq!(step, DetourStep::Leave(Way::Native));
+        assert_eq!(step, DetourStep::Leave(Encapsulation::Native));
     }
 
     #[test]
     fn path__where_nobody_says_what_arrives() {
         let mut now = 0;
-        let mut path = PathMtu::new(V4, Way::Native, 1440, false, now);
+        let mut path = PathMtu::new(V4, Encapsulation::Native, 1440, false, now);
         assert_eq!(until(&mut path, &mut now, &at(0)), Step::Nothing, "idle");
         let since = now;
         assert_eq!(asked(&mut path, &mut now, &at(5)), [1440; 2]);
@@ -637,12 +663,18 @@ mod tests {
 
     #[test]
     fn sizes__are_those_below_the_one_in_use() {
-        let path = PathMtu::new(V4, Way::Native, 1440, true, 0);
+        let path = PathMtu::new(V4, Encapsulation::Native, 1440, true, 0);
         assert!(path.sizes(1300).contains(&1240), "what a router said");
         assert!(!path.sizes(600).contains(&536));
-        let path = PathMtu::new(Ipv6Addr::LOCALHOST.into(), Way::Native, 1120, true, 0);
+        let path = PathMtu::new(
+            Ipv6Addr::LOCALHOST.into(),
+            Encapsulation::Native,
+            1120,
+            true,
+            0,
+        );
         assert_eq!(path.sizes(0), [1120, 1120]);
-        let path = PathMtu::new(V4, Way::Udp, 1432, true, 0);
+        let path = PathMtu::new(V4, Encapsulation::Udp, 1432, true, 0);
         assert!(path.sizes(0).contains(&1424), "1492 bytes");
         assert_eq!(path.min_payload(), 1128);
     }

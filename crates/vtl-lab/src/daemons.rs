@@ -124,7 +124,8 @@ impl Daemons {
     pub(crate) fn deploy(&self, graft: &str) -> Result<(), vtl_control::Error> {
         for socket in [&self.client_socket, &self.server_socket] {
             let name = Some(graft.to_owned());
-            let _: Deployed = Client::connect_bounded(socket)?.call(&Request::GraftDeploy { name })?;
+            let _: Deployed =
+                Client::connect_bounded(socket)?.call(&Request::GraftDeploy { name })?;
         }
         Ok(())
     }

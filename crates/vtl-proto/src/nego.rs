@@ -21,7 +21,7 @@ use core::{mem::offset_of, net::IpAddr, time::Duration};
 
 pub use crypto::{EXPORTERS, Flight, bound_answer, join_answer, split_answer};
 pub use initiator::{Answer, Early, Initiator, Offer, Offered, Step};
-pub use race::Way;
+pub use race::Encapsulation;
 pub use responder::{Choice, Counters, Made, Policy, Request, Responder, Verdict};
 pub use ticket::LIFE;
 

@@ -101,8 +101,8 @@ impl Ring {
         self.half(std::mem::offset_of!(vtl_ring_ctl, most))
     }
 
-    fn ahead(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, ahead))
+    fn notsent_lowat(&self) -> &AtomicU32 {
+        self.half(std::mem::offset_of!(vtl_ring_ctl, notsent_lowat))
     }
 
     fn closed(&self) -> &AtomicU32 {

@@ -212,11 +212,11 @@ impl TxRing {
         self.wait_unless(|tx| tx.room() >= u64::from(tx.ring.slots / 4))
     }
 
-    /// As [`TxRing::wait_for_room`] for a writer that publishes at most `ahead` packets before they are sent:
-    /// requests a wake-up when half of them are left. `sent`: reads how many packets were sent, once each.
-    pub fn wait_ahead(&mut self, ahead: u32, sent: impl Fn() -> u64) -> bool {
-        self.ring.ahead().store(ahead, Ordering::Relaxed);
-        let half = u64::from(ahead / 2);
+    /// As [`TxRing::wait_for_room`] for a writer that publishes at most `lowat` packets before they are sent
+    /// (TCP_NOTSENT_LOWAT): requests a wake-up when half of them are left. `sent`: reads how many packets were sent, once each.
+    pub fn wait_for_notsent(&mut self, lowat: u32, sent: impl Fn() -> u64) -> bool {
+        self.ring.notsent_lowat().store(lowat, Ordering::Relaxed);
+        let half = u64::from(lowat / 2);
         self.wait_unless(|tx| {
             let enough = half.min(u64::from(tx.ring.slots / 4));
             tx.next.saturating_sub(sent()) <= half && tx.room() >= enough
@@ -312,16 +312,16 @@ mod tests {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
         tx.publish(&[1; 4]);
-        assert!(tx.wait_ahead(4, || 0));
-        assert_eq!(tx.ring.ahead().load(Ordering::Relaxed), 4);
+        assert!(tx.wait_for_notsent(4, || 0));
+        assert_eq!(tx.ring.notsent_lowat().load(Ordering::Relaxed), 4);
         assert_eq!(tx.ring.refill().load(Ordering::Relaxed), 1);
-        assert!(tx.wait_ahead(4, || 1));
-        assert!(!tx.wait_ahead(4, || 2), "half of them are left");
+        assert!(tx.wait_for_notsent(4, || 1));
+        assert!(!tx.wait_for_notsent(4, || 2), "half of them are left");
         assert_eq!(tx.ring.refill().load(Ordering::Relaxed), 0);
         tx.publish(&[1; 4]);
-        assert!(tx.wait_ahead(4, || 8), "the ring is full");
+        assert!(tx.wait_for_notsent(4, || 8), "the ring is full");
         tx.ring.consumer().store(2, Ordering::Release);
-        assert!(!tx.wait_ahead(4, || 8));
+        assert!(!tx.wait_for_notsent(4, || 8));
     }
 
     #[test]

@@ -440,7 +440,7 @@ fn congestion_bbr__leaves_room_for_what_is_overtaken() {
         round(&mut h, NOW, 100_000, 100);
         let before = h.session(SID).tx.cwnd;
         let tx = &mut h.session_mut(SID).tx;
-        (tx.late, tx.late_q16) = (40, share_q16);
+        (tx.reordering_extent, tx.reordered_q16) = (40, share_q16);
         bbr(&mut h, NOW, 0, 140_000, 100);
         assert_eq!(h.session(SID).tx.cwnd - before, more);
         round(&mut h, NOW, 140_000, 100);

@@ -200,7 +200,7 @@ fn loss_reordering__threshold_and_largest_xid() {
 #[test]
 fn loss_reordering__how_late_packets_come() {
     let mut h = host(|s| (s.tx.xid, s.tx.acked_xid) = (100_000, 50_000));
-    let late = |h: &mut Host, echo_xid, delivered, received| {
+    let extent = |h: &mut Host, echo_xid, delivered, received| {
         let fields = Fields {
             echo_xid,
             ..Default::default()
@@ -209,43 +209,46 @@ fn loss_reordering__how_late_packets_come() {
         let mut header = ack_header(fields);
         let f = ffi::vtl_native_loss_reordering;
         h.ackd(f, SID, NOW, &mut header, &[], |a| a.delivered = delivered);
-        h.session(SID).tx.late
+        h.session(SID).tx.reordering_extent
     };
-    assert_eq!(late(&mut h, 49_900, 0, 0), 0, "a duplicate");
+    assert_eq!(extent(&mut h, 49_900, 0, 0), 0, "a duplicate");
     // At most twice as many, and three more, at a time.
-    let grows = [3, 9, 21, 45, 93, 100, 100].map(|most| (late(&mut h, 49_900, 1, 1), most));
-    assert!(grows.iter().all(|(late, most)| late == most), "{grows:?}");
+    let grows = [3, 9, 21, 45, 93, 100, 100].map(|most| (extent(&mut h, 49_900, 1, 1), most));
+    assert!(
+        grows.iter().all(|(extent, most)| extent == most),
+        "{grows:?}"
+    );
     // As late as before, or nearly so: that holds.
-    assert_eq!(late(&mut h, 49_910, 1, 5000), 100);
-    assert_eq!(late(&mut h, 50_001, 1, 1600), 100);
-    assert_eq!(late(&mut h, 50_002, 1, 65), 87, "16 times it without");
+    assert_eq!(extent(&mut h, 49_910, 1, 5000), 100);
+    assert_eq!(extent(&mut h, 50_001, 1, 1600), 100);
+    assert_eq!(extent(&mut h, 50_002, 1, 65), 87, "16 times it without");
     for echo in 50_003..50_200 {
-        late(&mut h, echo, 1, 5000);
+        extent(&mut h, echo, 1, 5000);
     }
-    assert_eq!(late(&mut h, 50_200, 1, 5000), 0);
+    assert_eq!(extent(&mut h, 50_200, 1, 5000), 0);
     assert_eq!(
-        late(&mut h, 50_201_u32.wrapping_sub(1 << 31), 1, 1),
+        extent(&mut h, 50_201_u32.wrapping_sub(1 << 31), 1, 1),
         3,
         "far behind"
     );
     // What duplicates raised shrinks alike.
-    h.session_mut(SID).tx.late = 0;
+    h.session_mut(SID).tx.reordering_extent = 0;
     h.session_mut(SID).tx.reorder = 40;
-    late(&mut h, 50_200, 1, 656);
+    extent(&mut h, 50_200, 1, 656);
     assert_eq!(h.session(SID).tx.reorder, 40);
-    late(&mut h, 50_200, 1, 1);
+    extent(&mut h, 50_200, 1, 1);
     assert_eq!(h.session(SID).tx.reorder, 35, "16 times it without");
     for _ in 0..50 {
-        late(&mut h, 50_200, 1, 5000);
+        extent(&mut h, 50_200, 1, 5000);
     }
     assert_eq!(h.session(SID).tx.reorder, 3);
     // Packets that were overtaken by no more than that are not lost.
-    for (late, lost) in [(0, 1), (9, 1), (10, 0)] {
+    for (extent, lost) in [(0, 1), (9, 1), (10, 0)] {
         let mut h = sent(20, 1, 10);
-        h.session_mut(SID).tx.late = late;
+        h.session_mut(SID).tx.reordering_extent = extent;
         let f = ffi::vtl_native_loss_selective;
         call(&mut h, f, Fields::default(), &[!1]);
-        assert_eq!(h.session(SID).tx.lost[0] & 1, lost, "{late}");
+        assert_eq!(h.session(SID).tx.lost[0] & 1, lost, "{extent}");
     }
 }
 
@@ -416,7 +419,7 @@ fn loss_selective__early_where_the_last_packet_has_arrived() {
         (9, 9, |_| (), &[8]),
         (7, 7, |_| (), &[]),
         (9, 9, |s| s.tx.next = 11, &[]),
-        (9, 9, |s| s.tx.late = 1, &[]),
+        (9, 9, |s| s.tx.reordering_extent = 1, &[]),
         (9, 9, |s| s.tx.reorder = 4, &[]),
         (
             9,

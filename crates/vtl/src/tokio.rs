@@ -28,9 +28,9 @@ use crate::{Agreement, Error, Mode, Part, Requirements, Statistics};
 /// Minimum and maximum polling interval of close, for delivery.
 const CLOSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A direction.
+/// What a task waits for.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Send = 0,
     Receive = 1,
 }
@@ -41,23 +41,23 @@ enum Way {
 struct Waiting([Mutex<Option<Waker>>; 2]);
 
 impl Waiting {
-    fn register(&self, way: Way, waker: &Waker) {
-        let mut place = self.place(way);
+    fn register(&self, direction: Direction, waker: &Waker) {
+        let mut place = self.place(direction);
         match &mut *place {
             Some(present) => present.clone_from(waker),
             empty => *empty = Some(waker.clone()),
         }
     }
 
-    fn wake_one(&self, way: Way) {
-        let waker = self.place(way).take();
+    fn wake_one(&self, direction: Direction) {
+        let waker = self.place(direction).take();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    fn place(&self, way: Way) -> std::sync::MutexGuard<'_, Option<Waker>> {
-        self.0[way as usize]
+    fn place(&self, direction: Direction) -> std::sync::MutexGuard<'_, Option<Waker>> {
+        self.0[direction as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,8 +69,8 @@ impl Wake for Waiting {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_one(Way::Send);
-        self.wake_one(Way::Receive);
+        self.wake_one(Direction::Send);
+        self.wake_one(Direction::Receive);
     }
 }
 
@@ -129,7 +129,7 @@ impl Socket {
     ) -> Result<Self, Error> {
         let mut socket = Self::new(crate::Socket::init(Mode::Initiator, to, daemon)?)?;
         poll_fn(|cx| {
-            socket.poll_with(cx, Way::Receive, |socket| {
+            socket.poll_with(cx, Direction::Receive, |socket| {
                 socket.try_negotiate(requirements)
             })
         })
@@ -143,8 +143,12 @@ impl Socket {
     /// # Errors
     /// As [`crate::Socket::negotiate`].
     pub async fn negotiate(&mut self, requirements: &Requirements) -> Result<Agreement, Error> {
-        poll_fn(|cx| self.poll_with(cx, Way::Send, |socket| socket.try_negotiate(requirements)))
-            .await
+        poll_fn(|cx| {
+            self.poll_with(cx, Direction::Send, |socket| {
+                socket.try_negotiate(requirements)
+            })
+        })
+        .await
     }
 
     /// Registers a socket, with a session or without, with the runtime.
@@ -165,18 +169,18 @@ impl Socket {
     fn poll_with<T>(
         &mut self,
         cx: &mut Context<'_>,
-        way: Way,
+        direction: Direction,
         mut attempt: impl FnMut(&mut crate::Socket) -> Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
         let waiting = &self.watched.waiting;
         // Register before the check, or a wake-up in between would be lost.
-        waiting.register(way, cx.waker());
+        waiting.register(direction, cx.waker());
         loop {
             let result = attempt(&mut self.socket);
             if self.socket.took_wakeups() {
-                waiting.wake_one(match way {
-                    Way::Send => Way::Receive,
-                    Way::Receive => Way::Send,
+                waiting.wake_one(match direction {
+                    Direction::Send => Direction::Receive,
+                    Direction::Receive => Direction::Send,
                 });
             }
             match result.transpose() {
@@ -209,7 +213,7 @@ impl Socket {
         lane: u32,
         message: &[u8],
     ) -> Poll<Result<(), Error>> {
-        self.poll_with(cx, Way::Send, |socket| {
+        self.poll_with(cx, Direction::Send, |socket| {
             Ok(socket.try_send_in_lane(lane, message)?.then_some(()))
         })
     }
@@ -228,7 +232,9 @@ impl Socket {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<Result<usize, Error>> {
-        self.poll_with(cx, Way::Receive, |socket| socket.try_recv_message(buffer))
+        self.poll_with(cx, Direction::Receive, |socket| {
+            socket.try_recv_message(buffer)
+        })
     }
 
     /// Reads a part of a message, as [`crate::Socket::recv_part`].
@@ -245,7 +251,9 @@ impl Socket {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<Result<Part, Error>> {
-        self.poll_with(cx, Way::Receive, |socket| socket.try_recv_part(buffer))
+        self.poll_with(cx, Direction::Receive, |socket| {
+            socket.try_recv_part(buffer)
+        })
     }
 
     /// Waits until the peer has everything, and ends the session, as [`crate::Socket::close`].
@@ -303,7 +311,7 @@ impl AsyncRead for Socket {
         let place = buffer.initialize_unfilled();
         let read = self
             .get_mut()
-            .poll_with(cx, Way::Receive, |socket| socket.try_recv_data(place));
+            .poll_with(cx, Direction::Receive, |socket| socket.try_recv_data(place));
         let read = ready!(read)?;
         buffer.advance(read);
         Poll::Ready(Ok(()))
@@ -317,7 +325,7 @@ impl AsyncWrite for Socket {
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.get_mut()
-            .poll_with(cx, Way::Send, |socket| socket.try_send_data(data))
+            .poll_with(cx, Direction::Send, |socket| socket.try_send_data(data))
             .map_err(io::Error::from)
     }
 
@@ -369,7 +377,9 @@ impl Listener {
 
     /// Poll variant of [`Listener::accept`].
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Socket, Error>> {
-        self.watched.waiting.register(Way::Receive, cx.waker());
+        self.watched
+            .waiting
+            .register(Direction::Receive, cx.waker());
         loop {
             if let Some(socket) = self.listener.try_accept()? {
                 return Poll::Ready(Ok(Socket::new(socket)?));

@@ -3,8 +3,8 @@
 use core::time::Duration;
 
 use super::{
-    Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError, Reason, Values,
-    Way, able,
+    Encapsulation, Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError,
+    Reason, Values, able,
     crypto::bound_nego,
     established, nanos,
     race::{Race, Run},
@@ -62,7 +62,7 @@ pub struct Offer {
     /// The path's round-trip time, if known: the retransmission timeout starts at twice that.
     pub known_rtt: Option<Duration>,
     /// Encapsulations to try, the preferred one first, which early data use. At least one.
-    pub ways: Vec<Way>,
+    pub encapsulations: Vec<Encapsulation>,
     /// Time from the first NEGO until giving up, usually [`super::PATIENCE`].
     pub patience: Duration,
     /// The peer's ticket, from an earlier session.
@@ -88,7 +88,7 @@ pub struct Early {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send this packet in this encapsulation.
-    Send(Packet<'static>, Way),
+    Send(Packet<'static>, Encapsulation),
     /// Send early data from now on, before the answer.
     Go(Established),
 }
@@ -201,15 +201,21 @@ impl Initiator {
         &self.extensions
     }
 
-    /// Continues after [`Answer::Opened`], whose answer came by `way`, until the peer has the handshake's last
+    /// Continues after [`Answer::Opened`], whose answer came in `encapsulation`, until the peer has the handshake's last
     /// flight: [`Answer::Finished`]. Restarts the timeout.
-    pub fn finish(&mut self, now_ns: u64, session: &Established, flight: &[u8], way: Way) {
+    pub fn finish(
+        &mut self,
+        now_ns: u64,
+        session: &Established,
+        flight: &[u8],
+        encapsulation: Encapsulation,
+    ) {
         self.finishing = Some((session.peer_sid, session.peer_token));
         self.extensions = Flight::Finish
             .emit(flight, self.critical)
             .unwrap_or_default();
         self.end_ns = now_ns.saturating_add(nanos(self.offer.patience));
-        self.offer.ways = vec![way];
+        self.offer.encapsulations = vec![encapsulation];
         self.begin(now_ns, self.first_wait());
     }
 
@@ -221,7 +227,7 @@ impl Initiator {
     /// (Re)starts sending NEGO.
     fn begin(&mut self, now_ns: u64, wait: Duration) {
         let rtt = self.rtt.or(self.offer.known_rtt);
-        self.race = Race::new(&self.offer.ways, now_ns, wait, rtt);
+        self.race = Race::new(&self.offer.encapsulations, now_ns, wait, rtt);
     }
 
     fn first_wait(&self) -> Duration {
@@ -253,7 +259,7 @@ impl Initiator {
             self.gone = self.early();
             return Ok(self.gone.map(Step::Go));
         }
-        let Some(way) = self.race.next(now_ns) else {
+        let Some(encapsulation) = self.race.next(now_ns) else {
             return Ok(None);
         };
         let is_early = self.offer.early.is_some() && self.offer.succeeds.is_none();
@@ -261,7 +267,7 @@ impl Initiator {
             self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
         }
         let nego = self.nego(self.header());
-        Ok(Some(Step::Send(Packet::Nego(nego), way)))
+        Ok(Some(Step::Send(Packet::Nego(nego), encapsulation)))
     }
 
     /// NEGO's header.
@@ -319,7 +325,7 @@ impl Initiator {
         })
     }
 
-    /// Handles a packet from the peer, which came by `way`, that of the NEGO that it answers. Ignores other
+    /// Handles a packet from the peer, which came in `encapsulation`, that of the NEGO that it answers. Ignores other
     /// types, and packets without our token, which anybody can send.
     ///
     /// # Errors
@@ -328,7 +334,7 @@ impl Initiator {
         &mut self,
         now_ns: u64,
         packet: &Packet<'_>,
-        way: Way,
+        encapsulation: Encapsulation,
     ) -> Result<Option<Answer>, NegoError> {
         let (Packet::NegoAck(nego) | Packet::NegoNack(nego)) = packet else {
             return Ok(None);
@@ -336,7 +342,7 @@ impl Initiator {
         let ours = nego.peer_token == self.token
             && nego.header.token == self.token
             && nego.header.sid == self.offer.sid;
-        let Some(&Run { tries, sent_ns, .. }) = self.race.by(way).filter(|_| ours) else {
+        let Some(&Run { tries, sent_ns, .. }) = self.race.by(encapsulation).filter(|_| ours) else {
             return Ok(None);
         };
         if self.finishing.is_some() {
@@ -347,7 +353,9 @@ impl Initiator {
             return Ok(is_done.then_some(Answer::Finished));
         }
         // Prefer this encapsulation from now on.
-        self.offer.ways.sort_by_key(|known| *known != way);
+        self.offer
+            .encapsulations
+            .sort_by_key(|known| *known != encapsulation);
         if tries == 1 && !self.returned {
             self.rtt = Some(Duration::from_nanos(now_ns.saturating_sub(sent_ns)));
         }

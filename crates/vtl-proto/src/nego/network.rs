@@ -11,6 +11,7 @@ use std::{
 
 use vtl_testing::Random;
 
+use super::Encapsulation::{Native, Udp};
 use super::*;
 use crate::{
     services::{GraftInfo, ParamRange, Services},
@@ -54,7 +55,7 @@ enum Event {
         to: usize,
         from: IpAddr,
         wire: Wire,
-        way: Way,
+        encapsulation: Encapsulation,
     },
     Open {
         host: usize,
@@ -89,7 +90,7 @@ struct Attempt {
     nego: Option<Initiator>,
     session: Option<Established>,
     /// Encapsulation of data.
-    way: Way,
+    encapsulation: Encapsulation,
     /// Start of the session.
     since: u64,
     data_due: u64,
@@ -115,7 +116,7 @@ struct Known {
     ticket: Ticket,
     fresh: bool,
     gid: u16,
-    way: Way,
+    encapsulation: Encapsulation,
 }
 
 /// Parameters of the network.
@@ -127,7 +128,7 @@ struct Weather {
     forgers: bool,
     restarts: bool,
     /// Encapsulation whose packets are lost, from that time on.
-    blocked: Option<(Way, u64)>,
+    blocked: Option<(Encapsulation, u64)>,
     /// Upper bound, ms, of the random time after a message until the responder's session ends.
     hurry: u64,
 }
@@ -185,12 +186,8 @@ impl Simulation {
             forgers: random.percent(50),
             restarts: !fair && random.percent(30),
             blocked: random.percent(50).then(|| {
-                let way = if random.percent(70) {
-                    Way::Native
-                } else {
-                    Way::Udp
-                };
-                (way, random.below(2) * random.below(12 * S))
+                let encapsulation = if random.percent(70) { Native } else { Udp };
+                (encapsulation, random.below(2) * random.below(12 * S))
             }),
             hurry: 1 + random.below(4) * random.below(1000),
         };
@@ -246,8 +243,8 @@ impl Simulation {
     }
 
     /// Sends a packet over the simulated network.
-    fn send(&mut self, from: usize, wire: &Wire, way: Way) {
-        let blocked = |(which, at)| which == way && self.now >= at;
+    fn send(&mut self, from: usize, wire: &Wire, encapsulation: Encapsulation) {
+        let blocked = |(which, at)| which == encapsulation && self.now >= at;
         if self.weather.blocked.is_some_and(blocked) {
             return;
         }
@@ -268,16 +265,16 @@ impl Simulation {
                     to,
                     from,
                     wire,
-                    way,
+                    encapsulation,
                 },
             );
         }
     }
 
-    fn control(&mut self, from: usize, packet: &Packet<'_>, way: Way) {
+    fn control(&mut self, from: usize, packet: &Packet<'_>, encapsulation: Encapsulation) {
         let mut bytes = vec![0; packet.wire_len()];
         packet.emit(&mut bytes).expect("a well-formed packet");
-        self.send(from, &Wire::Control(bytes), way);
+        self.send(from, &Wire::Control(bytes), encapsulation);
     }
 
     fn run(mut self) -> Self {
@@ -292,8 +289,8 @@ impl Simulation {
                     to,
                     from,
                     wire,
-                    way,
-                } => self.arrive(to, from, wire, way),
+                    encapsulation,
+                } => self.arrive(to, from, wire, encapsulation),
                 Event::Open { host } => self.open(host),
                 Event::Wake { host, attempt } => self.wake(host, attempt),
                 Event::Forge => self.forge(),
@@ -339,9 +336,9 @@ impl Simulation {
             port: 80,
             services: Services::NONE,
             grafts,
-            ways: match h.known.as_ref().map(|known| known.way) {
-                Some(Way::Udp) => vec![Way::Udp, Way::Native],
-                _ => vec![Way::Native, Way::Udp],
+            encapsulations: match h.known.as_ref().map(|known| known.encapsulation) {
+                Some(Udp) => vec![Udp, Native],
+                _ => vec![Native, Udp],
             },
             patience: PATIENCE,
             known_rtt: h.known.as_ref().map(|_| Duration::from_millis(10)),
@@ -349,14 +346,14 @@ impl Simulation {
             early,
             succeeds: None,
         };
-        let way = offer.ways[0];
+        let encapsulation = offer.encapsulations[0];
         let mut nego = Initiator::new(offer, self.now, token);
         if self.random.percent(50) {
             nego.set_crypto(HELLO, self.random.percent(50));
         }
         let h = &mut self.hosts[host];
         h.attempts.push(Attempt {
-            way,
+            encapsulation,
             sid,
             token,
             begun: self.now,
@@ -391,11 +388,11 @@ impl Simulation {
                     attempt.data_due = now;
                     next = nego.poll_at();
                 }
-                Ok(Some(Step::Send(packet, way))) => {
+                Ok(Some(Step::Send(packet, encapsulation))) => {
                     next = nego.poll_at();
                     let extensions = nego.extensions().to_vec();
                     let extensions = Extensions::parse(&extensions).expect("our own");
-                    self.control(host, &packet.with_extensions(extensions), way);
+                    self.control(host, &packet.with_extensions(extensions), encapsulation);
                 }
                 Ok(None) => next = nego.poll_at(),
             }
@@ -410,13 +407,13 @@ impl Simulation {
                 attempt.data_due = now + 200 * MS;
                 let (sid, token) = (session.peer_sid, session.peer_token);
                 let message = index * 2 + host;
-                let way = attempt.way;
+                let encapsulation = attempt.encapsulation;
                 let data = Wire::Data {
                     sid,
                     token,
                     message,
                 };
-                self.send(host, &data, way);
+                self.send(host, &data, encapsulation);
             }
             next = next.min(self.hosts[host].attempts[index].data_due);
         }
@@ -424,7 +421,7 @@ impl Simulation {
         self.at(next, Event::Wake { host, attempt });
     }
 
-    fn arrive(&mut self, host: usize, from: IpAddr, wire: Wire, way: Way) {
+    fn arrive(&mut self, host: usize, from: IpAddr, wire: Wire, encapsulation: Encapsulation) {
         self.tidy(host);
         let now = self.now;
         match wire {
@@ -433,8 +430,10 @@ impl Simulation {
                     return;
                 };
                 match &packet {
-                    Packet::Nego(nego) => self.asked(host, from, nego, way),
-                    Packet::NegoAck(_) | Packet::NegoNack(_) => self.answered(host, &packet, way),
+                    Packet::Nego(nego) => self.asked(host, from, nego, encapsulation),
+                    Packet::NegoAck(_) | Packet::NegoNack(_) => {
+                        self.answered(host, &packet, encapsulation)
+                    }
                     _ => {}
                 }
             }
@@ -465,7 +464,7 @@ impl Simulation {
                     let how = (session.link.gid, session.link.params);
                     self.delivered.entry(message).or_default().push(how);
                 }
-                self.send(host, &ack, way);
+                self.send(host, &ack, encapsulation);
             }
             Wire::Ack { sid, token } => {
                 let attempts = self.hosts[host].attempts.iter_mut();
@@ -504,7 +503,7 @@ impl Simulation {
         assert_eq!(h.responder.sessions(), h.sessions.len());
     }
 
-    fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego<'_>, way: Way) {
+    fn asked(&mut self, host: usize, from: IpAddr, nego: &Nego<'_>, encapsulation: Encapsulation) {
         let (now, token, next_sid) = (self.now, self.random.bits(), 1 + self.random.below(1000));
         let key = NegoKey::new(from, nego);
         let h = &mut self.hosts[host];
@@ -515,7 +514,7 @@ impl Simulation {
         };
         let next_sid = next_sid as u32;
         let request = match h.responder.asked(now, from, nego, &policy, || next_sid) {
-            Verdict::Answer(answer) => return self.reply(host, &key, &answer, way),
+            Verdict::Answer(answer) => return self.reply(host, &key, &answer, encapsulation),
             Verdict::Ignore => return,
             Verdict::Open(request) => request,
             Verdict::Finish(sid, flight) => {
@@ -523,13 +522,13 @@ impl Simulation {
                 let session = h.sessions.get_mut(&sid).expect("it is held");
                 session.awaits = false;
                 let answer = h.responder.finished(sid).expect("it is held");
-                return self.reply(host, &key, &answer, way);
+                return self.reply(host, &key, &answer, encapsulation);
             }
         };
         let choice = request.choices.iter().find(|c| !h.broken.contains(&c.gid));
         let Some(choice) = choice else {
             let refusal = h.responder.refuse(&request, Reason::NoGraft);
-            return self.reply(host, &key, &refusal, way);
+            return self.reply(host, &key, &refusal, encapsulation);
         };
         let free = |sid: &u32| !h.sessions.contains_key(sid);
         let wish = request.early_with(choice).filter(|(sid, _)| free(sid));
@@ -558,19 +557,25 @@ impl Simulation {
             ends: u64::MAX,
         };
         h.sessions.insert(sid, session);
-        self.reply(host, &key, &answer, way);
+        self.reply(host, &key, &answer, encapsulation);
     }
 
     /// Answers to forged addresses are dropped.
-    fn reply(&mut self, host: usize, to: &NegoKey, packet: &Packet<'_>, way: Way) {
+    fn reply(
+        &mut self,
+        host: usize,
+        to: &NegoKey,
+        packet: &Packet<'_>,
+        encapsulation: Encapsulation,
+    ) {
         if to.addr == self.hosts[1 - host].addr {
             let extensions = self.hosts[host].responder.extensions(to).to_vec();
             let extensions = Extensions::parse(&extensions).expect("our own");
-            self.control(host, &packet.with_extensions(extensions), way);
+            self.control(host, &packet.with_extensions(extensions), encapsulation);
         }
     }
 
-    fn answered(&mut self, host: usize, packet: &Packet<'_>, way: Way) {
+    fn answered(&mut self, host: usize, packet: &Packet<'_>, encapsulation: Encapsulation) {
         let (now, token) = (self.now, self.random.bits());
         let h = &mut self.hosts[host];
         let sid = packet.header().sid;
@@ -581,7 +586,7 @@ impl Simulation {
         let Some(nego) = attempt.nego.as_mut().filter(|_| attempt.outcome.is_none()) else {
             return;
         };
-        let session = match nego.handle(now, packet, way) {
+        let session = match nego.handle(now, packet, encapsulation) {
             Ok(None) => return self.wake(host, index),
             Err(error) => {
                 attempt.outcome = Some(Err(error.to_string()));
@@ -589,7 +594,7 @@ impl Simulation {
                     NegoError::Differs(gid) => nego.without(gid, now, token),
                     _ => None,
                 };
-                return self.retry(host, index, packet, way, retry, token);
+                return self.retry(host, index, packet, encapsulation, retry, token);
             }
             Ok(Some(Answer::Opened(s) | Answer::Moved(s) | Answer::Confirmed(s))) => s,
             Ok(Some(Answer::Finished)) => {
@@ -601,14 +606,14 @@ impl Simulation {
             attempt.outcome = Some(Err("does not load".into()));
             attempt.gone_wrong = attempt.session.is_some();
             let retry = nego.without(session.gid, now, token);
-            return self.retry(host, index, packet, way, retry, token);
+            return self.retry(host, index, packet, encapsulation, retry, token);
         }
         if let Some(ticket) = session.ticket {
             h.known = Some(Known {
                 ticket,
                 fresh: true,
                 gid: session.gid,
-                way,
+                encapsulation,
             });
         }
         let Packet::NegoAck(ack) = packet else {
@@ -618,10 +623,10 @@ impl Simulation {
             None => attempt.nego = None,
             Some(flight) => {
                 assert_eq!(flight, ANSWER);
-                nego.finish(now, &session, FINISH, way);
+                nego.finish(now, &session, FINISH, encapsulation);
             }
         }
-        attempt.way = way;
+        attempt.encapsulation = encapsulation;
         attempt.session = Some(session);
         attempt.since = now;
         attempt.data_due = now;
@@ -634,13 +639,13 @@ impl Simulation {
         host: usize,
         index: usize,
         packet: &Packet<'_>,
-        way: Way,
+        encapsulation: Encapsulation,
         retry: Option<Initiator>,
         token: u64,
     ) {
         if let Packet::NegoAck(nego) = packet {
             let (sid, token) = (nego.sid, nego.token);
-            self.send(host, &Wire::Abort { sid, token }, way);
+            self.send(host, &Wire::Abort { sid, token }, encapsulation);
         }
         if retry.is_some() {
             let attempt = &mut self.hosts[host].attempts[index];
@@ -697,11 +702,7 @@ impl Simulation {
         let mut bytes = vec![0; packet.wire_len()];
         packet.emit(&mut bytes).expect("a well-formed packet");
         let wire = Wire::Control(bytes);
-        let way = if random.percent(50) {
-            Way::Native
-        } else {
-            Way::Udp
-        };
+        let encapsulation = if random.percent(50) { Native } else { Udp };
         let next = self.now + 1 + self.random.below(200 * MS);
         self.at(
             self.now,
@@ -709,7 +710,7 @@ impl Simulation {
                 to,
                 from,
                 wire,
-                way,
+                encapsulation,
             },
         );
         if next < 25 * S {
@@ -778,8 +779,8 @@ fn network__every_attempt_ends_and_no_message_comes_twice() {
             totals.repeated += c.repeated;
             for attempt in &host.attempts {
                 let good = attempt.outcome == Some(Ok(()));
-                by_udp += u32::from(good && attempt.way == Way::Udp);
-                blocked += u32::from(good && end.weather.blocked == Some((Way::Native, 0)));
+                by_udp += u32::from(good && attempt.encapsulation == Udp);
+                blocked += u32::from(good && end.weather.blocked == Some((Native, 0)));
                 assert!(attempt.begun + BOUND < 60 * S);
                 let text = match attempt.outcome.as_ref() {
                     Some(Ok(())) => "a session".to_owned(),

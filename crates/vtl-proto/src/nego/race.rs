@@ -7,7 +7,7 @@ use crate::intf;
 
 /// Encapsulation of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum Encapsulation {
     /// IP protocol `intf::VTL_IPPROTO`.
     #[default]
     Native,
@@ -17,7 +17,7 @@ pub enum Way {
     Tcp,
 }
 
-impl Way {
+impl Encapsulation {
     /// Encapsulation of packets from or to a UDP port; 0 is native.
     pub fn by(port: u16) -> Self {
         match port {
@@ -35,7 +35,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Encapsulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Native => "native",
@@ -48,7 +48,7 @@ impl fmt::Display for Way {
 /// Transmissions in one encapsulation.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
-    pub(super) way: Way,
+    pub(super) encapsulation: Encapsulation,
     /// Transmissions so far.
     pub(super) tries: u32,
     /// Time of the latest one.
@@ -66,19 +66,24 @@ pub(super) struct Race {
 impl Race {
     /// Starts with these encapsulations, the preferred one first. `wait`: initial retransmission timeout.
     /// `rtt`: if known.
-    pub(super) fn new(ways: &[Way], now_ns: u64, wait: Duration, rtt: Option<Duration>) -> Self {
+    pub(super) fn new(
+        encapsulations: &[Encapsulation],
+        now_ns: u64,
+        wait: Duration,
+        rtt: Option<Duration>,
+    ) -> Self {
         let head = rtt
             .map_or(HEAD, |rtt| rtt * 3 / 2)
             .clamp(MIN_HEAD, MAX_WAIT);
-        let run = |(i, way): (u64, &Way)| Run {
-            way: *way,
+        let run = |(i, encapsulation): (u64, &Encapsulation)| Run {
+            encapsulation: *encapsulation,
             tries: 0,
             sent_ns: now_ns,
             due_ns: now_ns.saturating_add(i * nanos(head)),
             wait,
         };
         Self {
-            runs: (0..).zip(ways).map(run).collect(),
+            runs: (0..).zip(encapsulations).map(run).collect(),
         }
     }
 
@@ -89,19 +94,21 @@ impl Race {
     }
 
     /// Encapsulation to transmit in now, if any; doubles its timeout (exponential back-off).
-    pub(super) fn next(&mut self, now_ns: u64) -> Option<Way> {
+    pub(super) fn next(&mut self, now_ns: u64) -> Option<Encapsulation> {
         let due = self.runs.iter_mut().filter(|run| run.due_ns <= now_ns);
         let run = due.min_by_key(|run| run.due_ns)?;
         run.tries += 1;
         run.sent_ns = now_ns;
         run.due_ns = now_ns.saturating_add(nanos(run.wait));
         run.wait = (run.wait * 2).min(MAX_WAIT);
-        Some(run.way)
+        Some(run.encapsulation)
     }
 
     /// Transmissions in an encapsulation, if any.
-    pub(super) fn by(&self, way: Way) -> Option<&Run> {
-        self.runs.iter().find(|run| run.way == way && run.tries > 0)
+    pub(super) fn by(&self, encapsulation: Encapsulation) -> Option<&Run> {
+        self.runs
+            .iter()
+            .find(|run| run.encapsulation == encapsulation && run.tries > 0)
     }
 
     /// Number of all transmissions.

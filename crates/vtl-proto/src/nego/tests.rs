@@ -35,7 +35,7 @@ fn offer() -> Offer {
         services: Services::RELIABLE,
         grafts: [9, 5, 6].map(offered).into(),
         known_rtt: None,
-        ways: vec![Way::Native],
+        encapsulations: vec![Encapsulation::Native],
         patience: PATIENCE,
         ticket: None,
         early: None,
@@ -176,7 +176,7 @@ fn session__one_round_trip() {
         }
     );
     let Ok(Some(Answer::Opened(session))) =
-        initiator.handle(100 + 40 * MS, &deliver(ack), Way::Native)
+        initiator.handle(100 + 40 * MS, &deliver(ack), Encapsulation::Native)
     else {
         panic!("no session")
     };
@@ -239,7 +239,9 @@ fn long_messages__only_with_a_peer_that_takes_them() {
         ack.header.flags = 0;
         Packet::NegoAck(ack)
     };
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &older(ack), Way::Native) else {
+    let Ok(Some(Answer::Opened(session))) =
+        initiator.handle(MS, &older(ack), Encapsulation::Native)
+    else {
         panic!("no session")
     };
     assert!(!session.long_messages);
@@ -251,7 +253,7 @@ fn long_messages__only_with_a_peer_that_takes_them() {
     let go = initiator.poll(initiator.poll_at());
     assert!(matches!(go, Ok(Some(Step::Go(session))) if session.long_messages));
     let ack = answer(&mut responder, S, &nego, &grafts);
-    let changed = initiator.handle(S + MS, &older(ack), Way::Native);
+    let changed = initiator.handle(S + MS, &older(ack), Encapsulation::Native);
     assert_eq!(changed, Err(NegoError::Changed));
 }
 
@@ -271,7 +273,7 @@ fn refuse_version__answers_only_a_nego() {
         buffer[159] ^= 1;
         let answer = deliver(refuse_version(&buffer).unwrap());
         assert_eq!(
-            initiator.clone().handle(1, &answer, Way::Native),
+            initiator.clone().handle(1, &answer, Encapsulation::Native),
             Err(NegoError::Refused(Reason::Version))
         );
         assert_eq!(refuse_version(&buffer[..159]), None);

@@ -4,7 +4,7 @@ use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use vtl_proto::{
     intf,
-    nego::{self, Established, Way},
+    nego::{self, Encapsulation, Established},
     wire::Ticket,
 };
 
@@ -17,7 +17,7 @@ const PEERS: usize = 4096;
 const PATH_NS: u64 = 600_000_000_000;
 
 /// Lifetime of the cached encapsulation, which is tried first.
-const WAY_NS: u64 = 600_000_000_000;
+const ENCAPSULATION_NS: u64 = 600_000_000_000;
 
 /// Route of packets to a peer, as learned by the kernel's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ struct Known {
     /// Payload that the path takes without UDP, bytes, and when it was measured.
     path: Option<(u16, u64)>,
     /// The encapsulation that worked, and when.
-    way: Option<(Way, u64)>,
+    encapsulation: Option<(Encapsulation, u64)>,
 }
 
 /// The peers.
@@ -127,26 +127,40 @@ impl Peers {
     }
 
     /// All encapsulations, the one most likely to work first.
-    pub(super) fn ways(&self, peer: IpAddr, now_ns: u64) -> [Way; 3] {
-        let way = self.known.get(&peer).and_then(|known| known.way);
-        match way {
-            Some((Way::Udp, at)) if now_ns.saturating_sub(at) < WAY_NS => {
-                [Way::Udp, Way::Native, Way::Tcp]
-            }
-            Some((Way::Tcp, at)) if now_ns.saturating_sub(at) < WAY_NS => {
-                [Way::Tcp, Way::Native, Way::Udp]
-            }
-            _ => [Way::Native, Way::Udp, Way::Tcp],
+    pub(super) fn encapsulations(&self, peer: IpAddr, now_ns: u64) -> [Encapsulation; 3] {
+        let encapsulation = self.known.get(&peer).and_then(|known| known.encapsulation);
+        match encapsulation {
+            Some((Encapsulation::Udp, at)) if now_ns.saturating_sub(at) < ENCAPSULATION_NS => [
+                Encapsulation::Udp,
+                Encapsulation::Native,
+                Encapsulation::Tcp,
+            ],
+            Some((Encapsulation::Tcp, at)) if now_ns.saturating_sub(at) < ENCAPSULATION_NS => [
+                Encapsulation::Tcp,
+                Encapsulation::Native,
+                Encapsulation::Udp,
+            ],
+            _ => [
+                Encapsulation::Native,
+                Encapsulation::Udp,
+                Encapsulation::Tcp,
+            ],
         }
     }
 
     /// Notes that a session with the peer was opened in this encapsulation.
-    pub(super) fn note_way(&mut self, peer: IpAddr, way: Way, now_ns: u64) {
+    pub(super) fn note_encapsulation(
+        &mut self,
+        peer: IpAddr,
+        encapsulation: Encapsulation,
+        now_ns: u64,
+    ) {
         let known = self.entry(peer);
         // Keep the first time, so that the others are tried again regularly however many sessions there are.
-        match known.way {
-            Some((same, at)) if same == way && now_ns.saturating_sub(at) < WAY_NS => {}
-            _ => known.way = Some((way, now_ns)),
+        match known.encapsulation {
+            Some((same, at))
+                if same == encapsulation && now_ns.saturating_sub(at) < ENCAPSULATION_NS => {}
+            _ => known.encapsulation = Some((encapsulation, now_ns)),
         }
     }
 
@@ -168,14 +182,14 @@ impl Peers {
     }
 
     /// Parameters for early data to the peer's port, by the graft that is offered first, if it is `fit` for
-    /// them, and by `way`. If the preferences are the same as before, moves the peer's former choice to the
+    /// them, and in `encapsulation`. If the preferences are the same as before, moves the peer's former choice to the
     /// front of `offered`. Once per ticket.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
         port: u16,
         now_ns: u64,
-        way: Way,
+        encapsulation: Encapsulation,
         offered: &mut [u16],
         fit: impl FnOnce(u16) -> bool,
     ) -> Option<Next> {
@@ -185,7 +199,7 @@ impl Peers {
         if !next.fresh
             || !next.lives(now_ns)
             || next.port != port
-            || Way::by(next.exit.port) != way
+            || Encapsulation::by(next.exit.port) != encapsulation
             || !(same || at == 0)
             || !fit(next.gid)
         {
@@ -260,26 +274,29 @@ mod tests {
     fn take_early__once_and_while_the_ticket_lives() {
         let mut peers = met(&[1, 2], 1);
         assert_eq!(
-            peers.take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |gid| gid != 1),
+            peers.take_early(PEER, PORT, 9, Encapsulation::Native, &mut [1, 2], |gid| gid
+                != 1),
             None
         );
         let life = nego::LIFE.as_nanos() as u64;
         assert_eq!(
-            peers.take_early(PEER, PORT, life, Way::Native, &mut [1, 2], |_| true),
+            peers.take_early(PEER, PORT, life, Encapsulation::Native, &mut [1, 2], |_| {
+                true
+            }),
             None
         );
         assert!(peers.ticket(PEER, life).is_none());
         assert_eq!(
-            peers.take_early(PEER, 8, 9, Way::Native, &mut [1, 2], |_| true),
+            peers.take_early(PEER, 8, 9, Encapsulation::Native, &mut [1, 2], |_| true),
             None
         );
         assert!(
             peers
-                .take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |_| true)
+                .take_early(PEER, PORT, 9, Encapsulation::Native, &mut [1, 2], |_| true)
                 .is_some()
         );
         assert_eq!(
-            peers.take_early(PEER, PORT, 9, Way::Native, &mut [1, 2], |_| true),
+            peers.take_early(PEER, PORT, 9, Encapsulation::Native, &mut [1, 2], |_| true),
             None
         );
         assert!(
@@ -293,15 +310,21 @@ mod tests {
         let mut offer = [1, 2, 3];
         assert!(
             met(&[1, 2, 3], 3)
-                .take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true)
+                .take_early(PEER, PORT, 0, Encapsulation::Native, &mut offer, |_| true)
                 .is_some()
         );
         assert_eq!(offer, [3, 1, 2]);
         // From another offer the peer may choose another one.
         for (mut offer, early) in [([1, 3], false), ([3, 1], true), ([2, 1], false)] {
             let before = offer;
-            let next =
-                met(&[1, 2, 3], 3).take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true);
+            let next = met(&[1, 2, 3], 3).take_early(
+                PEER,
+                PORT,
+                0,
+                Encapsulation::Native,
+                &mut offer,
+                |_| true,
+            );
             assert_eq!((next.is_some(), offer), (early, before));
         }
     }
@@ -312,7 +335,8 @@ mod tests {
         let exit = peers.known[&PEER].next.as_ref().unwrap().exit;
         for _ in 0..3 {
             let mut offer = [1, 2, 3];
-            let early = peers.take_early(PEER, PORT, 0, Way::Native, &mut offer, |_| true);
+            let early =
+                peers.take_early(PEER, PORT, 0, Encapsulation::Native, &mut offer, |_| true);
             assert!(early.is_some());
             assert_eq!(offer, [3, 1, 2]);
             let next = Next::new(0, &session(3), PORT, vec![1, 2, 3], exit).unwrap();
@@ -323,30 +347,43 @@ mod tests {
     #[test]
     fn take_early__by_the_same_way_only() {
         let mut peers = met(&[1], 1);
-        let mut early = |way| peers.take_early(PEER, PORT, 0, way, &mut [1], |_| true);
-        assert_eq!(early(Way::Udp), None);
-        assert!(early(Way::Native).is_some());
+        let mut early =
+            |encapsulation| peers.take_early(PEER, PORT, 0, encapsulation, &mut [1], |_| true);
+        assert_eq!(early(Encapsulation::Udp), None);
+        assert!(early(Encapsulation::Native).is_some());
     }
 
     #[test]
     fn ways__what_led_there_goes_first_for_a_while() {
         let (native, udp) = (
-            [Way::Native, Way::Udp, Way::Tcp],
-            [Way::Udp, Way::Native, Way::Tcp],
+            [
+                Encapsulation::Native,
+                Encapsulation::Udp,
+                Encapsulation::Tcp,
+            ],
+            [
+                Encapsulation::Udp,
+                Encapsulation::Native,
+                Encapsulation::Tcp,
+            ],
         );
         let mut peers = Peers::default();
-        assert_eq!(peers.ways(PEER, 0), native);
-        peers.note_way(PEER, Way::Udp, 5);
-        peers.note_way(PEER, Way::Udp, WAY_NS);
-        assert_eq!(peers.ways(PEER, WAY_NS), udp);
-        assert_eq!(peers.ways(PEER, WAY_NS + 5), native);
-        peers.note_way(PEER, Way::Udp, WAY_NS + 5);
-        assert_eq!(peers.ways(PEER, WAY_NS + 6), udp);
-        peers.note_way(PEER, Way::Native, WAY_NS + 7);
-        assert_eq!(peers.ways(PEER, WAY_NS + 8), native);
-        peers.note_way(PEER, Way::Tcp, WAY_NS + 9);
-        let tcp = [Way::Tcp, Way::Native, Way::Udp];
-        assert_eq!(peers.ways(PEER, WAY_NS + 10), tcp);
+        assert_eq!(peers.encapsulations(PEER, 0), native);
+        peers.note_encapsulation(PEER, Encapsulation::Udp, 5);
+        peers.note_encapsulation(PEER, Encapsulation::Udp, ENCAPSULATION_NS);
+        assert_eq!(peers.encapsulations(PEER, ENCAPSULATION_NS), udp);
+        assert_eq!(peers.encapsulations(PEER, ENCAPSULATION_NS + 5), native);
+        peers.note_encapsulation(PEER, Encapsulation::Udp, ENCAPSULATION_NS + 5);
+        assert_eq!(peers.encapsulations(PEER, ENCAPSULATION_NS + 6), udp);
+        peers.note_encapsulation(PEER, Encapsulation::Native, ENCAPSULATION_NS + 7);
+        assert_eq!(peers.encapsulations(PEER, ENCAPSULATION_NS + 8), native);
+        peers.note_encapsulation(PEER, Encapsulation::Tcp, ENCAPSULATION_NS + 9);
+        let tcp = [
+            Encapsulation::Tcp,
+            Encapsulation::Native,
+            Encapsulation::Udp,
+        ];
+        assert_eq!(peers.encapsulations(PEER, ENCAPSULATION_NS + 10), tcp);
     }
 
     #[test]

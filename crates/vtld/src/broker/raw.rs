@@ -16,7 +16,7 @@ use nix::{
         SockaddrStorage, bind, recvmsg, sendmsg, setsockopt, sockopt,
     },
 };
-use vtl_proto::{intf, nego::Way};
+use vtl_proto::{intf, nego::Encapsulation};
 
 use crate::option;
 
@@ -24,7 +24,7 @@ use crate::option;
 pub(super) struct Raw {
     fd: OwnedFd,
     v6: bool,
-    way: Way,
+    encapsulation: Encapsulation,
 }
 
 /// Encapsulation, and port or connection, of packets to or from a peer's address.
@@ -46,11 +46,11 @@ impl Via {
         }
     }
 
-    pub(super) fn way(self) -> Way {
+    pub(super) fn encapsulation(self) -> Encapsulation {
         match self {
-            Self::Native => Way::Native,
-            Self::Udp(_) => Way::Udp,
-            Self::Tcp(_) => Way::Tcp,
+            Self::Native => Encapsulation::Native,
+            Self::Udp(_) => Encapsulation::Udp,
+            Self::Tcp(_) => Encapsulation::Tcp,
         }
     }
 }
@@ -69,12 +69,12 @@ const UDP_NO_CHECK6_RX: libc::c_int = 102;
 
 impl Raw {
     /// Opens a socket for one IP version and one encapsulation other than TCP.
-    pub(super) fn open(v6: bool, way: Way) -> io::Result<Self> {
+    pub(super) fn open(v6: bool, encapsulation: Encapsulation) -> io::Result<Self> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-        let (kind, protocol) = match way {
-            Way::Native => (libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
-            Way::Udp => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
-            Way::Tcp => return Err(io::ErrorKind::Unsupported.into()),
+        let (kind, protocol) = match encapsulation {
+            Encapsulation::Native => (libc::SOCK_RAW, intf::VTL_IPPROTO as i32),
+            Encapsulation::Udp => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+            Encapsulation::Tcp => return Err(io::ErrorKind::Unsupported.into()),
         };
         let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a plain system call.
@@ -88,10 +88,14 @@ impl Raw {
             setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
         }
         unfragmented(fd.as_fd(), v6)?;
-        if way == Way::Udp {
+        if encapsulation == Encapsulation::Udp {
             take_port(&fd, v6)?;
         }
-        Ok(Self { fd, v6, way })
+        Ok(Self {
+            fd,
+            v6,
+            encapsulation,
+        })
     }
 
     /// Sends from a local address; `port`: destination UDP port.
@@ -173,7 +177,7 @@ impl Raw {
         }
         let count = message.bytes;
         let mut bytes = &buffer[..count];
-        if !self.v6 && self.way == Way::Native {
+        if !self.v6 && self.encapsulation == Encapsulation::Native {
             // IPv4 raw sockets deliver the IP header; the root programs allow no options.
             let Ok(ip) = Ipv4HeaderSlice::from_slice(bytes) else {
                 return Ok(None);
@@ -186,9 +190,9 @@ impl Raw {
         };
         Ok(Some(Received {
             from,
-            via: match self.way {
-                Way::Native | Way::Tcp => Via::Native,
-                Way::Udp => Via::Udp(port),
+            via: match self.encapsulation {
+                Encapsulation::Native | Encapsulation::Tcp => Via::Native,
+                Encapsulation::Udp => Via::Udp(port),
             },
             to,
             bytes: bytes.to_vec(),

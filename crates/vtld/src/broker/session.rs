@@ -149,7 +149,7 @@ impl Session {
             timeouts: entry.timeouts(),
             unacknowledged: entry.unacknowledged(),
             located: entry.ifindex() != 0 && !self.awaits_keys(),
-            rerouted: self.path.is_rerouted(entry.way()),
+            rerouted: self.path.is_rerouted(entry.encapsulation()),
         }
     }
 

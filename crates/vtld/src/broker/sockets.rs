@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use vtl_proto::{intf, nego::Way};
+use vtl_proto::{intf, nego::Encapsulation};
 
 use super::raw::{Raw, Received};
 
@@ -20,9 +20,9 @@ pub(super) struct Sockets {
 impl Sockets {
     /// Opens those of VTL's UDP port, if it is free.
     pub(super) fn by_udp() -> Self {
-        let udp = match Raw::open(false, Way::Udp) {
+        let udp = match Raw::open(false, Encapsulation::Udp) {
             // A host may have no IPv6.
-            Ok(v4) => [Some(v4), Raw::open(true, Way::Udp).ok()],
+            Ok(v4) => [Some(v4), Raw::open(true, Encapsulation::Udp).ok()],
             Err(error) => {
                 let port = intf::VTL_UDP_PORT;
                 tracing::warn!(%error, port, "session: cannot bind the UDP port: no UDP encapsulation");
@@ -40,48 +40,63 @@ impl Sockets {
     /// # Errors
     /// IPv4's cannot be opened; IPv6's may be missing.
     pub(super) fn open_native(&mut self) -> anyhow::Result<()> {
-        let v4 = Raw::open(false, Way::Native).context("a raw socket for IP protocol 253")?;
-        self.native = [Some(v4), Raw::open(true, Way::Native).ok()];
+        let v4 =
+            Raw::open(false, Encapsulation::Native).context("a raw socket for IP protocol 253")?;
+        self.native = [Some(v4), Raw::open(true, Encapsulation::Native).ok()];
         Ok(())
     }
 
-    fn socket(&self, v6: bool, way: Way) -> Option<&Raw> {
-        let sockets = match way {
-            Way::Native => &self.native,
-            Way::Udp => &self.udp,
-            Way::Tcp => return None,
+    fn socket(&self, v6: bool, encapsulation: Encapsulation) -> Option<&Raw> {
+        let sockets = match encapsulation {
+            Encapsulation::Native => &self.native,
+            Encapsulation::Udp => &self.udp,
+            Encapsulation::Tcp => return None,
         };
         sockets[usize::from(v6)].as_ref()
     }
 
     /// Whether this socket is open.
-    pub(super) fn has(&self, v6: bool, way: Way) -> bool {
-        self.socket(v6, way).is_some()
+    pub(super) fn has(&self, v6: bool, encapsulation: Encapsulation) -> bool {
+        self.socket(v6, encapsulation).is_some()
     }
 
     /// All open sockets, with IP version (`true`: 6) and encapsulation.
-    pub(super) fn all(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool, Way)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool, Encapsulation)> {
         [
-            (false, Way::Native),
-            (true, Way::Native),
-            (false, Way::Udp),
-            (true, Way::Udp),
+            (false, Encapsulation::Native),
+            (true, Encapsulation::Native),
+            (false, Encapsulation::Udp),
+            (true, Encapsulation::Udp),
         ]
         .into_iter()
-        .filter_map(|(v6, way)| Some((self.socket(v6, way)?.as_fd(), v6, way)))
+        .filter_map(|(v6, encapsulation)| {
+            Some((self.socket(v6, encapsulation)?.as_fd(), v6, encapsulation))
+        })
     }
 
     /// Receives the next packet, if any.
     ///
     /// # Errors
     /// The kernel's error of the socket.
-    pub(super) fn receive(&self, v6: bool, way: Way) -> io::Result<Option<Received>> {
-        self.socket(v6, way).map_or(Ok(None), Raw::receive)
+    pub(super) fn receive(
+        &self,
+        v6: bool,
+        encapsulation: Encapsulation,
+    ) -> io::Result<Option<Received>> {
+        self.socket(v6, encapsulation)
+            .map_or(Ok(None), Raw::receive)
     }
 
     /// Sends a packet from a local address, natively or to UDP port `port`. Dropped without a socket for it.
-    pub(super) fn send(&self, packet: &[u8], from: IpAddr, to: IpAddr, way: Way, port: u16) {
-        let Some(socket) = self.socket(to.is_ipv6(), way) else {
+    pub(super) fn send(
+        &self,
+        packet: &[u8],
+        from: IpAddr,
+        to: IpAddr,
+        encapsulation: Encapsulation,
+        port: u16,
+    ) {
+        let Some(socket) = self.socket(to.is_ipv6(), encapsulation) else {
             return;
         };
         if let Err(error) = socket.send(packet, from, to, port) {

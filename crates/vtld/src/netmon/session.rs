@@ -2,11 +2,11 @@
 
 use vtl_bpf::sessions::Session;
 use vtl_core::netmon::{Bound, Counters};
-use vtl_proto::nego::Way;
+use vtl_proto::nego::Encapsulation;
 
 /// The counters of a session over a graft; `None` while its packets go by TCP, which hides the path.
 pub(crate) fn counters(entry: &Session<'_>) -> Option<Counters> {
-    if entry.way() == Way::Tcp {
+    if entry.encapsulation() == Encapsulation::Tcp {
         return None;
     }
     let (meter, sender) = (entry.meter(), entry.sender());
@@ -26,6 +26,6 @@ pub(crate) fn counters(entry: &Session<'_>) -> Option<Counters> {
             (false, true) => Bound::Path,
             (false, false) => Bound::Window,
         },
-        reordering: Some(sender.late),
+        reordering: Some(sender.reordering),
     })
 }

@@ -47,7 +47,8 @@ fn keys__take_one_round_trip() {
     let key = NegoKey::new(HERE, &nego);
     let flight = responder.extensions(&key).to_vec();
     let answer = with(Packet::NegoAck(ack), &flight);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &answer, Way::Native) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(MS, &answer, Encapsulation::Native)
+    else {
         panic!("no session")
     };
     // A copy of the first NEGO gets the same answer.
@@ -56,7 +57,7 @@ fn keys__take_one_round_trip() {
     assert_eq!(again, Verdict::Answer(Packet::NegoAck(ack)));
     assert_eq!(responder.extensions(&key), flight);
 
-    initiator.finish(MS, &session, FLIGHTS[2], Way::Native);
+    initiator.finish(MS, &session, FLIGHTS[2], Encapsulation::Native);
     assert!(initiator.is_finishing());
     let (last, extensions) = nego_of(&mut initiator);
     assert_eq!((last.header.sid, last.header.token), (3, 0xbbbb));
@@ -65,7 +66,10 @@ fn keys__take_one_round_trip() {
         (7, 0xaaaa, Ticket::default())
     );
     // A duplicate of the first answer is ignored.
-    assert_eq!(initiator.handle(2 * MS, &answer, Way::Native), Ok(None));
+    assert_eq!(
+        initiator.handle(2 * MS, &answer, Encapsulation::Native),
+        Ok(None)
+    );
     let last = Nego {
         extensions: Extensions::parse(&extensions).unwrap(),
         ..last
@@ -79,7 +83,7 @@ fn keys__take_one_round_trip() {
     assert_eq!(responder.finished(3), Some(Packet::NegoAck(ack)));
     assert_eq!(asked(&mut responder), Verdict::Answer(Packet::NegoAck(ack)));
     assert!(responder.extensions(&key).is_empty());
-    let done = initiator.handle(3 * MS, &Packet::NegoAck(ack), Way::Native);
+    let done = initiator.handle(3 * MS, &Packet::NegoAck(ack), Encapsulation::Native);
     assert_eq!(done, Ok(Some(Answer::Finished)));
 
     // Once the session has ended, and at a host that never had it.
@@ -97,7 +101,7 @@ fn keys__that_are_required_and_not_given() {
         let (nego, _) = nego_of(&mut initiator);
         // The extension was stripped on the path.
         let ack = answer(&mut responder(), 0, &nego, &[reliable(9)]);
-        let opened = initiator.handle(MS, &ack, Way::Native);
+        let opened = initiator.handle(MS, &ack, Encapsulation::Native);
         match required {
             true => assert_eq!(opened, Err(NegoError::Clear)),
             false => assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}"),

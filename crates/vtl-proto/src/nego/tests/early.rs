@@ -17,7 +17,8 @@ fn early__data_need_not_wait() {
     assert_eq!((session.max_payload, session.peer_slots), (1200, 256));
     let ack = answer(&mut responder, 5 * S, &nego, &[reliable(9)]);
     assert_eq!(responder.counters().early, 1);
-    let Ok(Some(Answer::Confirmed(session))) = initiator.handle(5 * S + 10 * MS, &ack, Way::Native)
+    let Ok(Some(Answer::Confirmed(session))) =
+        initiator.handle(5 * S + 10 * MS, &ack, Encapsulation::Native)
     else {
         panic!("not confirmed")
     };
@@ -58,7 +59,10 @@ fn early__replays_open_nothing() {
     assert_eq!(responder.counters().replays, 2);
     // An initiator that has sent early data learns of it at the end only: acknowledgements may still arrive.
     initiator.poll(initiator.poll_at()).unwrap();
-    assert_eq!(initiator.handle(6 * S, &used, Way::Native), Ok(None));
+    assert_eq!(
+        initiator.handle(6 * S, &used, Encapsulation::Native),
+        Ok(None)
+    );
     assert_eq!(
         initiator.poll(5 * S + nanos(PATIENCE)),
         Err(NegoError::Refused(Reason::Used))
@@ -81,11 +85,14 @@ fn early__used_before_any_data_went_opens_without() {
     let mut initiator = Initiator::new(early(ticket), S, 2);
     let nego = next_nego(&mut initiator);
     let used = refusal(&mut responder, &nego, &policy(&grafts));
-    assert_eq!(initiator.handle(S + MS, &used, Way::Native), Ok(None));
+    assert_eq!(
+        initiator.handle(S + MS, &used, Encapsulation::Native),
+        Ok(None)
+    );
     let again = next_nego(&mut initiator);
     assert_eq!(again.header, able(Header::default()));
     let ack = answer(&mut responder, S, &again, &grafts);
-    let opened = initiator.handle(S + 9 * MS, &ack, Way::Native);
+    let opened = initiator.handle(S + 9 * MS, &ack, Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));
 }
 
@@ -99,14 +106,15 @@ fn early__a_stale_ticket_moves_the_data() {
     initiator.poll(initiator.poll_at()).unwrap();
     let ack = answer(&mut restarted, 5 * S, &nego, &grafts);
     let mut other = initiator.clone();
-    let Ok(Some(Answer::Moved(session))) = initiator.handle(5 * S + 10 * MS, &ack, Way::Native)
+    let Ok(Some(Answer::Moved(session))) =
+        initiator.handle(5 * S + 10 * MS, &ack, Encapsulation::Native)
     else {
         panic!("not moved")
     };
     assert_eq!((session.peer_sid, session.max_payload), (3, 1200));
     // If the peer had restarted during the negotiation, an earlier copy might have opened a session.
     assert_eq!(
-        other.handle(8 * S + 1, &ack, Way::Native),
+        other.handle(8 * S + 1, &ack, Encapsulation::Native),
         Err(NegoError::Restarted),
         "up for 3 s, asked for longer"
     );
@@ -129,7 +137,7 @@ fn early__another_graft_or_smaller_packets() {
     assert_eq!(wanted.early_with(&wanted.choices[0]), Some((NEXT, 0xeeee)));
     assert_eq!(wanted.early_with(&wanted.choices[1]), None);
     let (ack, _) = responder.accept(S, &wanted, &wanted.choices[1], &made(3, 4));
-    let Ok(Some(Answer::Moved(session))) = initiator.handle(S, &ack, Way::Native) else {
+    let Ok(Some(Answer::Moved(session))) = initiator.handle(S, &ack, Encapsulation::Native) else {
         panic!("not moved")
     };
     assert_eq!((session.gid, session.peer_sid), (5, 3));
@@ -143,7 +151,7 @@ fn early__another_graft_or_smaller_packets() {
     let other = &wanted.choices[1];
     let (ack, _) = responder.accept(S, &wanted, other, &made(NEXT, 0xeeee));
     assert_eq!(
-        initiator.handle(S, &ack, Way::Native),
+        initiator.handle(S, &ack, Encapsulation::Native),
         Err(NegoError::Changed)
     );
     // The answer has a smaller maximum payload.
@@ -155,7 +163,7 @@ fn early__another_graft_or_smaller_packets() {
     };
     let (ack, _) = responder.accept(S, &wanted, &wanted.choices[0], &narrow);
     assert_eq!(
-        initiator.handle(S, &ack, Way::Native),
+        initiator.handle(S, &ack, Encapsulation::Native),
         Err(NegoError::Changed)
     );
 }

@@ -14,7 +14,7 @@ fn initiator__retransmits_then_gives_up() {
         match initiator.poll(now) {
             Ok(step) => assert!(matches!(
                 step,
-                Some(Step::Send(Packet::Nego(_), Way::Native))
+                Some(Step::Send(Packet::Nego(_), Encapsulation::Native))
             )),
             Err(error) => break error,
         }
@@ -47,7 +47,7 @@ fn initiator__waits_follow_the_known_rtt() {
 /// Goes by UDP if nothing comes back.
 fn both(known_rtt: Option<Duration>) -> Offer {
     Offer {
-        ways: vec![Way::Native, Way::Udp],
+        encapsulations: vec![Encapsulation::Native, Encapsulation::Udp],
         known_rtt,
         ..offer()
     }
@@ -60,13 +60,13 @@ fn initiator__the_second_way_a_little_later() {
         let send = |_| {
             let now = initiator.poll_at();
             match initiator.poll(now) {
-                Ok(Some(Step::Send(_, way))) => (now / MS, way),
+                Ok(Some(Step::Send(_, encapsulation))) => (now / MS, encapsulation),
                 other => panic!("{other:?}"),
             }
         };
         (0..5).map(send).collect::<Vec<_>>()
     };
-    let (native, udp) = (Way::Native, Way::Udp);
+    let (native, udp) = (Encapsulation::Native, Encapsulation::Udp);
     let unknown = [
         (0, native),
         (250, udp),
@@ -104,16 +104,16 @@ fn initiator__the_first_answer_decides() {
     assert_eq!(refusal(&mut responder, &by_udp, &policy(&grafts)), ack);
     // Two transmissions natively, one by UDP: a round-trip sample of the latter only.
     next_nego(&mut initiator);
-    let opened = |way| match initiator.clone().handle(310 * MS, &ack, way) {
+    let opened = |encapsulation| match initiator.clone().handle(310 * MS, &ack, encapsulation) {
         Ok(Some(Answer::Opened(session))) => session.rtt,
         other => panic!("{other:?}"),
     };
-    assert_eq!(opened(Way::Native), None);
-    assert_eq!(opened(Way::Udp), Some(Duration::from_millis(60)));
+    assert_eq!(opened(Encapsulation::Native), None);
+    assert_eq!(opened(Encapsulation::Udp), Some(Duration::from_millis(60)));
     // Answers in an unused encapsulation are ignored.
     let mut initiator = Initiator::new(both(None), 0, 1);
     next_nego(&mut initiator);
-    assert_eq!(initiator.handle(MS, &ack, Way::Udp), Ok(None));
+    assert_eq!(initiator.handle(MS, &ack, Encapsulation::Udp), Ok(None));
 }
 
 #[test]
@@ -125,15 +125,21 @@ fn initiator__goes_on_by_the_way_of_the_answer() {
     next_nego(&mut initiator);
     let nego = next_nego(&mut initiator);
     let cookie = refusal(&mut responder, &nego, &policy(&grafts));
-    assert_eq!(initiator.handle(260 * MS, &cookie, Way::Udp), Ok(None));
+    assert_eq!(
+        initiator.handle(260 * MS, &cookie, Encapsulation::Udp),
+        Ok(None)
+    );
     let mut sends = || match initiator.poll(initiator.poll_at()) {
-        Ok(Some(Step::Send(_, way))) => way,
+        Ok(Some(Step::Send(_, encapsulation))) => encapsulation,
         other => panic!("{other:?}"),
     };
-    assert_eq!([sends(), sends()], [Way::Udp, Way::Native]);
+    assert_eq!(
+        [sends(), sends()],
+        [Encapsulation::Udp, Encapsulation::Native]
+    );
     // Another graft of the same peer, too.
     let next = initiator.without(9, 300 * MS, 2).unwrap().poll(300 * MS);
-    assert!(matches!(next, Ok(Some(Step::Send(_, Way::Udp)))));
+    assert!(matches!(next, Ok(Some(Step::Send(_, Encapsulation::Udp)))));
 }
 
 #[test]
@@ -142,7 +148,8 @@ fn initiator__no_rtt_after_retransmission() {
     let nego = next_nego(&mut initiator);
     next_nego(&mut initiator);
     let ack = answer(&mut responder(), 0, &nego, &[reliable(9)]);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(400 * MS, &ack, Way::Native) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(400 * MS, &ack, Encapsulation::Native)
+    else {
         panic!("no session")
     };
     assert_eq!(session.rtt, None);
@@ -175,25 +182,25 @@ fn initiator__forged_answers_change_nothing() {
     };
     for bad in [wrong_echo, wrong_guard, wrong_sid] {
         assert_eq!(
-            initiator.handle(1, &Packet::NegoAck(bad), Way::Native),
+            initiator.handle(1, &Packet::NegoAck(bad), Encapsulation::Native),
             Ok(None)
         );
         for reason in [1, 5, 6] {
             let nack = Packet::NegoNack(Nego { reason, ..bad });
-            assert_eq!(initiator.handle(1, &nack, Way::Native), Ok(None));
+            assert_eq!(initiator.handle(1, &nack, Encapsulation::Native), Ok(None));
         }
     }
     assert_eq!(
-        initiator.handle(1, &Packet::Nego(nego), Way::Native),
+        initiator.handle(1, &Packet::Nego(nego), Encapsulation::Native),
         Ok(None),
         "our own, reflected"
     );
     assert_eq!(
-        initiator.handle(1, &Packet::Close(good.header), Way::Native),
+        initiator.handle(1, &Packet::Close(good.header), Encapsulation::Native),
         Ok(None)
     );
     assert_eq!(initiator.poll(1), Ok(None), "no NEGO was provoked");
-    let opened = initiator.handle(1, &Packet::NegoAck(good), Way::Native);
+    let opened = initiator.handle(1, &Packet::NegoAck(good), Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));
 }
 
@@ -208,10 +215,10 @@ fn initiator__answer_to_an_earlier_session_is_ignored() {
     );
     let mut initiator = Initiator::new(offer(), 0, 0xcccc);
     next_nego(&mut initiator);
-    assert_eq!(initiator.handle(1, &old, Way::Native), Ok(None));
+    assert_eq!(initiator.handle(1, &old, Encapsulation::Native), Ok(None));
     // And one that comes before the first NEGO was sent.
     let mut initiator = Initiator::new(offer(), 0, 0xaaaa);
-    assert_eq!(initiator.handle(1, &old, Way::Native), Ok(None));
+    assert_eq!(initiator.handle(1, &old, Encapsulation::Native), Ok(None));
 }
 
 #[test]
@@ -224,7 +231,7 @@ fn initiator__graft_not_offered() {
     ack.gids = Gids::new(&[4]).unwrap();
     let answer = deliver(Packet::NegoAck(ack));
     assert_eq!(
-        initiator.handle(1, &answer, Way::Native),
+        initiator.handle(1, &answer, Encapsulation::Native),
         Err(NegoError::NotOffered(4))
     );
 }
@@ -237,7 +244,8 @@ fn initiator__clamps_hostile_sizes() {
         unreachable!()
     };
     (ack.max_payload, ack.ring_slots) = (u16::MAX, u32::MAX);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(1, &Packet::NegoAck(ack), Way::Native)
+    let Ok(Some(Answer::Opened(session))) =
+        initiator.handle(1, &Packet::NegoAck(ack), Encapsulation::Native)
     else {
         panic!("no session")
     };
@@ -279,7 +287,10 @@ fn initiator__cookies_for_ever() {
         let cookie = refusal(&mut responder, &nego, &policy(&grafts));
         // However many copies come.
         for _ in 0..3 {
-            assert_eq!(initiator.handle(now + MS, &cookie, Way::Native), Ok(None));
+            assert_eq!(
+                initiator.handle(now + MS, &cookie, Encapsulation::Native),
+                Ok(None)
+            );
         }
     };
     assert_eq!(error, NegoError::TimedOut);
@@ -300,7 +311,7 @@ fn handle__extensions() {
     let others = [extension(0, true), extension(3, false)].concat();
     let extensions = Extensions::parse(&others).unwrap();
     let opens = Packet::NegoAck(Nego { extensions, ..ack });
-    let opened = initiator.clone().handle(1, &opens, Way::Native);
+    let opened = initiator.clone().handle(1, &opens, Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
     for kind in [2, 3, 0x7fff] {
         let critical = extension(kind, true);
@@ -311,16 +322,19 @@ fn handle__extensions() {
             extensions,
             ..ack
         });
-        assert_eq!(initiator.handle(1, &forged, Way::Native), Ok(None));
+        assert_eq!(
+            initiator.handle(1, &forged, Encapsulation::Native),
+            Ok(None)
+        );
         let ends = Packet::NegoAck(Nego { extensions, ..ack });
         assert_eq!(
-            initiator.clone().handle(1, &ends, Way::Native),
+            initiator.clone().handle(1, &ends, Encapsulation::Native),
             Err(NegoError::Extension(kind))
         );
         // A refusal is one, whatever comes with it.
         let refuses = Packet::NegoNack(Nego { extensions, ..nack });
         assert_eq!(
-            initiator.clone().handle(1, &refuses, Way::Native),
+            initiator.clone().handle(1, &refuses, Encapsulation::Native),
             Err(NegoError::Refused(Reason::NoRoom))
         );
     }

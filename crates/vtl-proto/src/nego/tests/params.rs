@@ -35,7 +35,7 @@ fn params__both_sides_agree() {
         let nego = next_nego(&mut initiator);
         let request = request(&mut responder(), 0, &nego, theirs);
         let (ack, session) = responder().accept(0, &request, &request.choices[0], &made(3, 4));
-        let opened = match initiator.handle(1, &deliver(ack), Way::Native) {
+        let opened = match initiator.handle(1, &deliver(ack), Encapsulation::Native) {
             Ok(Some(Answer::Opened(opened))) => Ok(opened),
             Err(error) => Err(error),
             other => panic!("{other:?}"),
@@ -120,7 +120,9 @@ fn params__an_incomplete_answer_is_no_agreement() {
             params: Few::new(params).unwrap(),
             ..Nego::default()
         });
-        initiator.clone().handle(1, &deliver(ack), Way::Native)
+        initiator
+            .clone()
+            .handle(1, &deliver(ack), Encapsulation::Native)
     };
     assert!(matches!(answer(&good), Ok(Some(_))));
     for bad in [

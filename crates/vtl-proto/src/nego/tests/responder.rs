@@ -11,7 +11,7 @@ fn asked__refusals() {
     let mut responder = responder();
     let mut refused = |nego: &Nego<'_>, policy: &Policy<'_>| {
         let nack = refusal(&mut responder, nego, policy);
-        match initiator.clone().handle(1, &nack, Way::Native) {
+        match initiator.clone().handle(1, &nack, Encapsulation::Native) {
             Err(NegoError::Refused(reason)) => reason,
             other => panic!("{other:?}"),
         }
@@ -69,7 +69,7 @@ fn asked__extensions() {
         let mut initiator = Initiator::new(offer(), 0, 1);
         next_nego(&mut initiator);
         let refused = Err(NegoError::Refused(Reason::Extension));
-        assert_eq!(initiator.handle(1, &nack, Way::Native), refused);
+        assert_eq!(initiator.handle(1, &nack, Encapsulation::Native), refused);
     }
     assert_eq!(responder.counters().refused, 3);
     assert_eq!(responder.sessions(), 0);
@@ -111,7 +111,10 @@ fn asked__a_session_that_succeeds_another() {
     };
     let nack = refusal(&mut responder, &nego, &deaf);
     let refused = Err(NegoError::Refused(Reason::Succession));
-    assert_eq!(initiator.clone().handle(1, &nack, Way::Native), refused);
+    assert_eq!(
+        initiator.clone().handle(1, &nack, Encapsulation::Native),
+        refused
+    );
     // Its address is validated by the token: it neither takes nor needs a place for strangers.
     for sid in 0..STRANGERS as u32 {
         let stranger = Nego {
@@ -135,10 +138,10 @@ fn asked__a_session_that_succeeds_another() {
     assert_eq!(
         initiator
             .clone()
-            .handle(1, &Packet::NegoAck(ack), Way::Native),
+            .handle(1, &Packet::NegoAck(ack), Encapsulation::Native),
         refused
     );
-    let opened = initiator.handle(1, &answer, Way::Native);
+    let opened = initiator.handle(1, &answer, Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))), "{opened:?}");
 }
 
@@ -184,7 +187,10 @@ fn asked__strangers_are_sent_for_a_cookie() {
         (responder.sessions(), responder.strangers()),
         (STRANGERS, STRANGERS)
     );
-    assert_eq!(initiator.handle(20 * MS, &cookie, Way::Native), Ok(None));
+    assert_eq!(
+        initiator.handle(20 * MS, &cookie, Encapsulation::Native),
+        Ok(None)
+    );
     assert_eq!(initiator.poll_at(), 20 * MS);
     let again = next_nego(&mut initiator);
     assert_eq!((again.sid, again.token), (nego.sid, nego.token));
@@ -192,7 +198,8 @@ fn asked__strangers_are_sent_for_a_cookie() {
     let elsewhere = responder.asked(20 * MS, THERE, &again, &policy(&grafts), || NEXT);
     assert!(matches!(elsewhere, Verdict::Answer(Packet::NegoNack(_))));
     let ack = answer(&mut responder, 20 * MS, &again, &grafts);
-    let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack, Way::Native) else {
+    let Ok(Some(Answer::Opened(session))) = initiator.handle(50 * MS, &ack, Encapsulation::Native)
+    else {
         panic!("no session")
     };
     assert_eq!(session.rtt, Some(Duration::from_millis(20)));

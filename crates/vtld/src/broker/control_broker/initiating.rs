@@ -17,7 +17,8 @@ use vtl_proto::{
     frame::Side,
     intf::{self, vtl_tx},
     nego::{
-        self, Answer, Early, Established, Flight, Initiator, NegoError, Offer, PATIENCE, Step, Way,
+        self, Answer, Early, Encapsulation, Established, Flight, Initiator, NegoError, Offer,
+        PATIENCE, Step,
     },
     services::{GraftInfo, Services},
     wire::{Header, Nego, Packet},
@@ -154,11 +155,11 @@ impl ControlBroker {
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
         let now = now_ns();
-        let mut ways = self.ways(peer, port, now);
+        let mut encapsulations = self.encapsulations(peer, port, now);
         let before = succeeds.and_then(|sid| self.plane.sessions().get(sid));
         let port_there = before.map_or(0, |before| before.port());
         if let Some(before) = before {
-            ways.sort_by_key(|way| *way != before.way());
+            encapsulations.sort_by_key(|encapsulation| *encapsulation != before.encapsulation());
         }
         // The predecessor's token validates our address.
         let ticket = match succeeds {
@@ -178,7 +179,7 @@ impl ControlBroker {
         let seals = expected.is_some() || self.seals(wish, port) && takes_seals(&grafts);
         let mut early = if succeeds.is_none() && room && !seals {
             self.peers
-                .take_early(peer, port, now, ways[0], &mut gids, reliable)
+                .take_early(peer, port, now, encapsulations[0], &mut gids, reliable)
         } else {
             None
         };
@@ -188,7 +189,7 @@ impl ControlBroker {
         }
         let rtt = self.peers.rtt(peer);
         let offered = self.pool.offered(&gids, wish, rtt);
-        let max_payload = max_payload(mtu, peer, Way::Native);
+        let max_payload = max_payload(mtu, peer, Encapsulation::Native);
         let max_payload = self.peers.payload(peer, now, max_payload);
         let next = early.as_ref().map(|next| Early {
             token: random_token(),
@@ -206,7 +207,7 @@ impl ControlBroker {
             services: wish.wanted.required(),
             grafts: offered,
             known_rtt: rtt,
-            ways,
+            encapsulations,
             patience: PATIENCE,
             ticket,
             early: next,
@@ -288,8 +289,8 @@ impl ControlBroker {
         let extensions = nego.extensions().to_vec();
         self.negotiations.at(sid, nego.poll_at());
         match step {
-            Ok(Some(Step::Send(packet, way))) => {
-                if let Some(via) = self.via_for(sid, way, port_there) {
+            Ok(Some(Step::Send(packet, encapsulation))) => {
+                if let Some(via) = self.via_for(sid, encapsulation, port_there) {
                     self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
@@ -308,9 +309,9 @@ impl ControlBroker {
             return;
         }
         let now = now_ns();
-        let (via, way) = (received.via, received.via.way());
+        let (via, encapsulation) = (received.via, received.via.encapsulation());
         if let Some(nego) = session.lifecycle.confirming() {
-            match nego.handle(now, packet, way) {
+            match nego.handle(now, packet, encapsulation) {
                 Ok(None) => self.confirm_timer(sid, now),
                 Ok(Some(Answer::Moved(established))) => {
                     self.moved(sid, &established, via);
@@ -333,7 +334,7 @@ impl ControlBroker {
         let Some(nego) = session.lifecycle.opening() else {
             return;
         };
-        let established = match nego.handle(now, packet, way) {
+        let established = match nego.handle(now, packet, encapsulation) {
             Ok(None | Some(Answer::Finished)) => return self.open_timer(sid, now),
             Ok(Some(
                 Answer::Opened(established)
@@ -355,7 +356,7 @@ impl ControlBroker {
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
-        match self.take_keys(sid, packet, &established, way) {
+        match self.take_keys(sid, packet, &established, encapsulation) {
             Ok(true) => {}
             Ok(false) => {
                 if let Some(session) = self.sessions.get_mut(sid) {
@@ -378,14 +379,14 @@ impl ControlBroker {
         }
     }
 
-    /// Handles the peer's flight of the crypto handshake in its NEGO_ACK, which came by `way`: the session is
+    /// Handles the peer's flight of the crypto handshake in its NEGO_ACK, which came in `encapsulation`: the session is
     /// open then, and confirmed once the peer has the last flight. False if there are no keys.
     fn take_keys(
         &mut self,
         sid: u32,
         packet: &Packet<'_>,
         established: &Established,
-        way: Way,
+        encapsulation: Encapsulation,
     ) -> io::Result<bool> {
         let (Packet::NegoAck(ack), Some(session)) = (packet, self.sessions.get_mut(sid)) else {
             return Ok(false);
@@ -418,7 +419,7 @@ impl ControlBroker {
         session.keying = Keying::Agreed(Box::new(agreed));
         let now = now_ns();
         if let Some(nego) = session.lifecycle.opening() {
-            nego.finish(now, established, &finish, way);
+            nego.finish(now, established, &finish, encapsulation);
         }
         session.lifecycle.start_confirming(now);
         self.use_tags(sid, &tags);
@@ -453,7 +454,7 @@ impl ControlBroker {
         else {
             return;
         };
-        let (way, entry) = (entry.way(), entry.snapshot());
+        let (encapsulation, entry) = (entry.encapsulation(), entry.snapshot());
         let mut ethernet = [0; 14];
         ethernet.copy_from_slice(&entry.headers[..14]);
         let exit = Exit {
@@ -462,7 +463,8 @@ impl ControlBroker {
             port: u16::from_be(entry.port),
         };
         let now = now_ns();
-        self.peers.note_way(session.peer, way, now);
+        self.peers
+            .note_encapsulation(session.peer, encapsulation, now);
         if session.succeeds.is_some() {
             return; // the listener did not accept it
         }
@@ -590,8 +592,8 @@ impl ControlBroker {
         let extensions = nego.extensions().to_vec();
         self.negotiations.at(sid, nego.poll_at());
         match step {
-            Ok(Some(Step::Send(packet, way))) => {
-                if let Some(via) = self.via_for(sid, way, port_there) {
+            Ok(Some(Step::Send(packet, encapsulation))) => {
+                if let Some(via) = self.via_for(sid, encapsulation, port_there) {
                     self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
@@ -681,11 +683,11 @@ impl ControlBroker {
     }
 
     /// Encapsulation and port of a NEGO.
-    fn via_for(&mut self, sid: u32, way: Way, port_there: u16) -> Option<Via> {
-        match way {
-            Way::Native => Some(Via::Native),
-            Way::Udp => Some(Via::Udp(port_there)),
-            Way::Tcp => self.connection_of(sid).map(Via::Tcp),
+    fn via_for(&mut self, sid: u32, encapsulation: Encapsulation, port_there: u16) -> Option<Via> {
+        match encapsulation {
+            Encapsulation::Native => Some(Via::Native),
+            Encapsulation::Udp => Some(Via::Udp(port_there)),
+            Encapsulation::Tcp => self.connection_of(sid).map(Via::Tcp),
         }
     }
 
@@ -709,7 +711,7 @@ fn go_by(entry: &sessions::Session<'_>, via: Via) {
         Via::Udp(port) => port,
         Via::Native | Via::Tcp(_) => 0,
     });
-    if via.way() == Way::Tcp {
+    if via.encapsulation() == Encapsulation::Tcp {
         entry.set_tunnel(true);
     }
 }

@@ -20,7 +20,7 @@ use nix::sys::{
     eventfd::EventFd,
 };
 use vtl_bpf::{load::Attachment, netdev::Interface, plane::DataPlane};
-use vtl_proto::nego::{Responder, Way};
+use vtl_proto::nego::{Encapsulation, Responder};
 
 pub(super) use self::parked::Connect;
 use self::parked::Parking;
@@ -179,8 +179,8 @@ impl ControlBroker {
                 self.launcher_news();
                 self.resume();
             }
-            Source::Native { v6 } => self.control_packets(v6, Way::Native),
-            Source::Udp { v6 } => self.control_packets(v6, Way::Udp),
+            Source::Native { v6 } => self.control_packets(v6, Encapsulation::Native),
+            Source::Udp { v6 } => self.control_packets(v6, Encapsulation::Udp),
             Source::Tunnels { v6 } => self.by_tcp.accept(v6, &self.config.from),
             Source::Tunnel { number } => self.tunnel_event(number),
             Source::Interfaces => {

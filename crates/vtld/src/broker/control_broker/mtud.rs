@@ -7,7 +7,7 @@ use vtl_core::{
 };
 use vtl_proto::{
     intf,
-    nego::Way,
+    nego::Encapsulation,
     services::Services,
     wire::{Packet, Size},
 };
@@ -47,13 +47,13 @@ impl ControlBroker {
         let tells = Services::RELIABLE | Services::PARTIAL_RELIABILITY;
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
-        let (peer, way) = (session.peer, entry.way());
-        let most = self.peers.payload(peer, now, max_payload) - way.overhead();
+        let (peer, encapsulation) = (session.peer, entry.encapsulation());
+        let most = self.peers.payload(peer, now, max_payload) - encapsulation.overhead();
         let mtu = session
             .long_messages
-            .then(|| PathMtu::new(peer, way, most, acknowledged, now));
+            .then(|| PathMtu::new(peer, encapsulation, most, acknowledged, now));
         let is_initiator = session.lifecycle.is_initiator();
-        session.path.begin(now, way, is_initiator, mtu);
+        session.path.begin(now, encapsulation, is_initiator, mtu);
         if most < max_payload {
             session.set_path(most);
             if graft.is_some_and(|g| g.halves) {
@@ -69,11 +69,11 @@ impl ControlBroker {
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return false;
         };
-        let (before, published) = (session.path.way(), session.published() > 0);
-        if before == entry.way() {
+        let (before, published) = (session.path.encapsulation(), session.published() > 0);
+        if before == entry.encapsulation() {
             return true;
         }
-        let no_longer = entry.way().overhead() <= before.overhead();
+        let no_longer = entry.encapsulation().overhead() <= before.overhead();
         let entry = entry.snapshot();
         self.begin_path(sid, entry.gid, entry.max_payload);
         no_longer || !published || self.has_halves(entry.gid)
@@ -158,9 +158,9 @@ impl ControlBroker {
         }
         let now = now_ns();
         session.lifecycle.handle_size(now);
-        let way = received.via.way();
+        let encapsulation = received.via.encapsulation();
         if u32::from(size.header.flags) & intf::VTL_F_ACK_NOW != 0 {
-            session.path.handle_question(way);
+            session.path.handle_question(encapsulation);
             let answers = size.zeros;
             self.send_to_peer_via(sid, 0, received.via, |header| {
                 Packet::Size(Size {
@@ -172,7 +172,9 @@ impl ControlBroker {
         } else {
             let payload = size.answers.saturating_sub(LONGER);
             let mark = mark(session.path.is_acknowledged(), &entry);
-            session.path.handle_answer(now, way, payload, mark);
+            session
+                .path
+                .handle_answer(now, encapsulation, payload, mark);
         }
     }
 
@@ -214,7 +216,7 @@ impl ControlBroker {
             return;
         };
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
-            tracing::info!(peer = %session.peer, sid, way = %entry.way(), "session: packets leave TCP again");
+            tracing::info!(peer = %session.peer, sid, encapsulation = %entry.encapsulation(), "session: packets leave TCP again");
             session.path.end_detour();
             self.turn(sid);
             return self.go_on(sid);
@@ -222,17 +224,22 @@ impl ControlBroker {
         let Some(detour) = session.path.detour() else {
             return;
         };
-        let asked = |way: Way| (most - way.overhead(), via_of(way, udp_port));
+        let asked = |encapsulation: Encapsulation| {
+            (
+                most - encapsulation.overhead(),
+                via_of(encapsulation, udp_port),
+            )
+        };
         match detour.poll(now, rtt_ns, udp) {
             DetourStep::Nothing => {}
             DetourStep::Ask => {
-                for way in [Way::Native, Way::Udp] {
-                    let (payload, via) = asked(way);
+                for encapsulation in [Encapsulation::Native, Encapsulation::Udp] {
+                    let (payload, via) = asked(encapsulation);
                     self.ask(sid, payload, via);
                 }
             }
-            DetourStep::Leave(way) => {
-                let (payload, via) = asked(way);
+            DetourStep::Leave(encapsulation) => {
+                let (payload, via) = asked(encapsulation);
                 entry.set_port(match via {
                     Via::Udp(port) => port,
                     _ => 0,
@@ -262,7 +269,7 @@ impl ControlBroker {
         tracing::info!(%peer, payload = most, "session: path MTU reduced");
         session.set_path(most);
         self.peers
-            .note_path(peer, most + session.path.way().overhead(), now);
+            .note_path(peer, most + session.path.encapsulation().overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
         let acknowledged = session.path.is_acknowledged();
@@ -278,9 +285,9 @@ impl ControlBroker {
     }
 }
 
-fn via_of(way: Way, udp: Via) -> Via {
-    match way {
-        Way::Udp => udp,
+fn via_of(encapsulation: Encapsulation, udp: Via) -> Via {
+    match encapsulation {
+        Encapsulation::Udp => udp,
         _ => Via::Native,
     }
 }

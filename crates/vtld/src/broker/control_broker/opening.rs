@@ -110,7 +110,7 @@ impl ControlBroker {
         value.shard = self.shards.number_of(sid);
         value.aware = match rings.wake() {
             Some(_) => intf::VTL_EVENTS,
-            None => intf::VTL_HANDED,
+            None => intf::VTL_RELAYED,
         };
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         entry.initialise(value);

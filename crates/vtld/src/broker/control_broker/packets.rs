@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use vtl_proto::{
     carrier::GRAFT_PORT,
     intf,
-    nego::{self, Way},
+    nego::{self, Encapsulation},
     wire::{self, Extensions, Packet, TagKey},
 };
 
@@ -32,9 +32,9 @@ impl ControlBroker {
         self.by_tcp.connection_of(session)
     }
 
-    pub(super) fn control_packets(&mut self, v6: bool, way: Way) {
+    pub(super) fn control_packets(&mut self, v6: bool, encapsulation: Encapsulation) {
         for _ in 0..64 {
-            match self.sockets.receive(v6, way) {
+            match self.sockets.receive(v6, encapsulation) {
                 Ok(Some(received)) => self.control_packet(received),
                 Ok(None) => return,
                 Err(error) => {
@@ -93,13 +93,13 @@ impl ControlBroker {
     }
 
     /// Encapsulations by which a peer's port may be reached, the preferred one first.
-    pub(super) fn ways(&self, peer: IpAddr, port: u16, now: u64) -> Vec<Way> {
-        let mut ways = self.peers.ways(peer, now).to_vec();
-        ways.retain(|way| match way {
-            Way::Tcp => port != GRAFT_PORT,
-            way => self.sockets.has(peer.is_ipv6(), *way),
+    pub(super) fn encapsulations(&self, peer: IpAddr, port: u16, now: u64) -> Vec<Encapsulation> {
+        let mut encapsulations = self.peers.encapsulations(peer, now).to_vec();
+        encapsulations.retain(|encapsulation| match encapsulation {
+            Encapsulation::Tcp => port != GRAFT_PORT,
+            encapsulation => self.sockets.has(peer.is_ipv6(), *encapsulation),
         });
-        ways
+        encapsulations
     }
 
     /// Answers a packet in its own encapsulation.
@@ -161,6 +161,6 @@ impl ControlBroker {
             Via::Tcp(number) => return self.by_tcp.send(number, &buffer[..length]),
         };
         self.sockets
-            .send(&buffer[..length], from, to, via.way(), port);
+            .send(&buffer[..length], from, to, via.encapsulation(), port);
     }
 }

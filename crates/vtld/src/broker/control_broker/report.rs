@@ -127,7 +127,7 @@ impl ControlBroker {
             sid,
             peer,
             port,
-            way: entry.way().to_string(),
+            way: entry.encapsulation().to_string(),
             udp_port: entry.port(),
             cipher: session.agreed().map(|agreed| agreed.keys.suite),
             phase: phase.to_owned(),

@@ -11,7 +11,7 @@ use vtl_proto::{
     carrier::{GRAFT_PORT, LOSSY},
     frame::Side,
     intf,
-    nego::{self, Choice, Flight, Made, NegoKey, Policy, Reason, Request, Verdict, Way},
+    nego::{self, Choice, Encapsulation, Flight, Made, NegoKey, Policy, Reason, Request, Verdict},
     services::Services,
     wire::{Nego, Packet},
 };
@@ -51,7 +51,7 @@ impl ControlBroker {
         }
         let mut grafts: Vec<_> = self.pool.working().collect();
         if nego.port == GRAFT_PORT {
-            if received.via.way() == Way::Tcp {
+            if received.via.encapsulation() == Encapsulation::Tcp {
                 return true; // flows have TCP connections of their own
             }
             // Unreliable grafts only if a server here is marked as loss-tolerant.
@@ -247,7 +247,7 @@ impl ControlBroker {
         };
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // Our cached path MTU is for our direction, and the peer may have sent early data.
-        let max_payload = mtud::max_payload(mtu, received.from, Way::Native);
+        let max_payload = mtud::max_payload(mtu, received.from, Encapsulation::Native);
         let wish = request.early_with(choice);
         let created = self.create(
             received.from,
@@ -323,7 +323,8 @@ impl ControlBroker {
         }
         let rtt = measured.or(self.peers.rtt(peer));
         if let Some(entry) = self.plane.sessions().get(sid) {
-            self.peers.note_way(peer, entry.way(), now_ns());
+            self.peers
+                .note_encapsulation(peer, entry.encapsulation(), now_ns());
         }
         let slots = self.usable_slots(session);
         let Some(session) = self.sessions.get_mut(sid) else {

@@ -17,7 +17,7 @@ use vtl_bpf::{
     rings::RingMaker,
 };
 use vtl_pool::Pool;
-use vtl_proto::nego::{Responder, Way};
+use vtl_proto::nego::{Encapsulation, Responder};
 
 use super::{
     super::{
@@ -53,7 +53,7 @@ impl ControlBroker {
     ) -> anyhow::Result<Self> {
         let mut sockets = Sockets::by_udp();
         let sessions = config.max_sessions as u32;
-        let by_udp = sockets.has(false, Way::Udp);
+        let by_udp = sockets.has(false, Encapsulation::Udp);
         let mut plane = DataPlane::load_for(sessions, config.shards, by_udp)?;
         let places = plane.sessions().places();
         let events = Events {
@@ -140,10 +140,14 @@ impl ControlBroker {
             (self.events.parked.as_fd(), Source::Parked),
             (self.interfaces.descriptor(), Source::Interfaces),
         ];
-        watched.extend(self.sockets.all().map(|(fd, v6, way)| match way {
-            Way::Udp => (fd, Source::Udp { v6 }),
-            _ => (fd, Source::Native { v6 }),
-        }));
+        watched.extend(
+            self.sockets
+                .all()
+                .map(|(fd, v6, encapsulation)| match encapsulation {
+                    Encapsulation::Udp => (fd, Source::Udp { v6 }),
+                    _ => (fd, Source::Native { v6 }),
+                }),
+        );
         for (fd, source) in watched {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, source.pack());
             self.epoll.add(fd, event)?;
@@ -194,12 +198,12 @@ fn fence(scope: &Scope, sockets: &Sockets) -> anyhow::Result<Option<Fence>> {
     }
     let mut fence = Fence::load()?;
     fence.set(&scope.inside()?)?;
-    for (socket, _, way) in sockets.all() {
-        if way == Way::Native {
+    for (socket, _, encapsulation) in sockets.all() {
+        if encapsulation == Encapsulation::Native {
             fence.filter(&socket)?;
         }
     }
-    if sockets.has(false, Way::Udp) {
+    if sockets.has(false, Encapsulation::Udp) {
         fence.close_port(Port::Udp)?;
     }
     Ok(Some(fence))

@@ -138,7 +138,7 @@ impl Graft {
         let mut ticks = interval(TICK);
         let mut before = 0;
         let mut since = Instant::now();
-        session.set_rung(open.has_bell.get());
+        session.set_doorbell(open.has_bell.get());
         let (mut unheard, mut heard) = (0, 0);
         loop {
             ticks.tick().await;
@@ -151,7 +151,7 @@ impl Graft {
                     tracing::info!(
                         "wake-ups: no frames from the loopback: ring buffers used instead; is lo up?"
                     );
-                    session.set_rung(false);
+                    session.set_doorbell(false);
                 }
             }
             let (acknowledged, is_idle) = {

@@ -17,7 +17,7 @@ use vtl_control::CarrierPath;
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     frame::{CarrierId, Frame, Side},
-    intf::{VTL_EVENTS, VTL_RUNG},
+    intf::{VTL_DOORBELL, VTL_EVENTS},
 };
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
@@ -27,9 +27,9 @@ use crate::broker::WHOLE;
 /// Staged packets that are published at once.
 const MANY: u64 = 64;
 /// How long packets may wait in the ring, at a window per round trip: longer than this thread sleeps when it is due.
-const AHEAD: Duration = Duration::from_millis(25);
+const NOTSENT: Duration = Duration::from_millis(25);
 /// Packets that may wait in the ring in any case.
-const LEAST_AHEAD: u32 = 64;
+const MIN_NOTSENT: u32 = 64;
 
 /// This host's end of a session.
 pub(super) struct Session {
@@ -239,13 +239,13 @@ impl Session {
         let mut tx = self.tx.borrow_mut();
         let unsent = tx.next().saturating_sub(self.next());
         tx.room()
-            .min(u64::from(self.ahead()).saturating_sub(unsent))
+            .min(u64::from(self.notsent_lowat()).saturating_sub(unsent))
     }
 
     /// Requests a wake-up when there is room again; false if there is, or if the session has ended.
     pub(super) fn wait_for_room(&self) -> bool {
-        let ahead = self.ahead();
-        self.tx.borrow_mut().wait_ahead(ahead, || self.next())
+        let lowat = self.notsent_lowat();
+        self.tx.borrow_mut().wait_for_notsent(lowat, || self.next())
     }
 
     /// Number of the first packet that was not sent yet.
@@ -254,20 +254,20 @@ impl Session {
     }
 
     /// Maximum number of packets that wait in the ring to be sent. Control frames and new flows wait behind them, so
-    /// they are what the window sends in [`AHEAD`], or in a round trip: wake-ups come with acknowledgements, and a
+    /// they are what the window sends in [`NOTSENT`], or in a round trip: wake-ups come with acknowledgements, and a
     /// window that grows sends for as long between these.
-    fn ahead(&self) -> u32 {
-        let ahead = self.known(|entry| {
+    fn notsent_lowat(&self) -> u32 {
+        let lowat = self.known(|entry| {
             let (srtt, cwnd) = (entry.srtt().max(Duration::from_nanos(1)), entry.cwnd());
-            u128::from(cwnd) * AHEAD.max(srtt).as_nanos() / srtt.as_nanos()
+            u128::from(cwnd) * NOTSENT.max(srtt).as_nanos() / srtt.as_nanos()
         });
-        let ahead = ahead.and_then(|packets| packets.try_into().ok());
-        ahead.unwrap_or(u32::MAX).max(LEAST_AHEAD)
+        let lowat = lowat.and_then(|packets| packets.try_into().ok());
+        lowat.unwrap_or(u32::MAX).max(MIN_NOTSENT)
     }
 
     /// Selects the wake-up for received packets: the doorbell (frames on the loopback), or the event ring alone.
-    pub(super) fn set_rung(&self, on: bool) {
-        let aware = if on { VTL_RUNG } else { VTL_EVENTS };
+    pub(super) fn set_doorbell(&self, on: bool) {
+        let aware = if on { VTL_DOORBELL } else { VTL_EVENTS };
         if self.events.is_some() && self.rx.borrow().closed().is_none() {
             self.table
                 .get(self.sid)
