@@ -163,8 +163,8 @@ MICRO_ONCE(congestion_bbr, ACKD, BBR(s)->min_rtt_us = 900; c.delivered = zero + 
  * Cost of composition: three parts of `selective-repeat`, each composed of transport functions as
  * in the graft, and as one function by hand. The latter decides in one place, and keeps values in
  * variables that transport functions pass in contexts, headers and the session. Both call the same
- * code for the rules themselves (checksums, limits, loss detection, round-trip time). Both start
- * with the same context and must end with the same one.
+ * code for the rules themselves (checksums, released slots, loss detection, round-trip time). Both
+ * start with the same context and must end with the same one.
  */
 enum { WINDOW = 16 };
 
@@ -278,15 +278,7 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     struct vtl_tx *tx = &s->tx;
     struct vtl_ack_hdr *h = a->hdr;
     __u32 want = h->h.csum;
-    h->h.csum = 0;
-    __u64 sum = vtl_csum_words((const __u64 *)h, sizeof(*h) / 8);
-    int i;
-    vtl_for(i, 0, a->words) {
-        if (i >= VTL_ACK_WORDS)
-            break;
-        sum += a->map[i];
-    }
-    if (vtl_csum_fold(sum) != want) {
+    if (vtl_ack_csum(h, a->map, a->words) != want) {
         vtl_env_count(VTL_ST_RX_BAD_CSUM);
         return -1;
     }
@@ -310,23 +302,8 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
         tx->delivered_ns = a->now;
     if (limit > tx->limit)
         tx->limit = limit;
-    if (cum != tx->una) {
-        __u64 first = tx->una / 64, last = cum / 64;
-        vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
-            if (first + i > last)
-                break;
-            __u32 word = (first + i) % VTL_WINDOW_WORDS;
-            __u64 keep = first + i == last ? ~0ull << (cum % 64) : 0;
-            if (!(VTL_LOAD(tx->lost[word]) & ~keep))
-                continue;
-            __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-            vtl_loss_undo(s, vtl_popcount(old & ~keep));
-        }
-        VTL_STORE(tx->una, cum);
-        struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-        if (ctl)
-            VTL_STORE(ctl->consumer, cum);
-    }
+    if (cum != tx->una)
+        vtl_ack_release(s, cum);
     tf_loss_reordering(a);
     tf_rtt(a);
     return 0;

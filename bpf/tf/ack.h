@@ -80,21 +80,48 @@ VTL_INLINE void tf_ack_note(struct vtl_in *in) {
     in->s->rx.echo_ts = vtl_swap32(in->hdr->ts);
 }
 
+/* Checksum of an acknowledgement with that many words of bitmap; clears the header's own. */
+VTL_INLINE __u32 vtl_ack_csum(struct vtl_ack_hdr *h, const __u64 *map, __u32 words) {
+    h->h.csum = 0;
+    __u64 sum = vtl_csum_words((const __u64 *)h, sizeof(*h) / 8);
+    int i;
+    vtl_for(i, 0, words) {
+        if (i >= VTL_ACK_WORDS)
+            break;
+        sum += map[i];
+    }
+    return vtl_csum_fold(sum);
+}
+
 /* listener: verifies the checksum. */
 VTL_INLINE enum vtl_verdict tf_ack_verify(struct vtl_ackd *a) {
     __u32 want = a->hdr->h.csum;
-    a->hdr->h.csum = 0;
-    __u64 sum = vtl_csum_words((const __u64 *)a->hdr, sizeof(*a->hdr) / 8);
-    int i;
-    vtl_for(i, 0, a->words) {
-        if (i >= VTL_ACK_WORDS)
-            break;
-        sum += a->map[i];
-    }
-    if (vtl_csum_fold(sum) == want)
+    if (vtl_ack_csum(a->hdr, a->map, a->words) == want)
         return VTL_NEXT;
     vtl_env_count(VTL_ST_RX_BAD_CSUM);
     return VTL_STOP;
+}
+
+/* Frees the slots of the packets below `cum`, which was `una` before. They need no retransmission;
+ * their bits serve later packets. */
+VTL_INLINE void vtl_ack_release(struct vtl_session *s, __u64 cum) {
+    struct vtl_tx *tx = &s->tx;
+    __u64 first = tx->una / 64, last = cum / 64;
+    int i;
+    vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
+        if (first + i > last)
+            break;
+        __u32 word = (first + i) % VTL_WINDOW_WORDS;
+        __u64 keep = first + i == last ? ~0ull << (cum % 64) : 0;
+        if (!(VTL_LOAD(tx->lost[word]) & ~keep))
+            continue;
+        __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
+        vtl_loss_undo(s, vtl_popcount(old & ~keep));
+    }
+    VTL_STORE(tx->una, cum);
+    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
+    if (ctl)
+        VTL_STORE(ctl->consumer, cum);
 }
 
 /*
@@ -125,25 +152,8 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
         limit = most;
     if (limit > tx->limit)
         tx->limit = limit;
-    if (cum == tx->una)
-        return VTL_NEXT;
-    /* Acknowledged packets need no retransmission; their bits serve later packets. */
-    __u64 first = tx->una / 64, last = cum / 64;
-    int i;
-    vtl_for(i, 0, VTL_WINDOW_WORDS + 1) {
-        if (first + i > last)
-            break;
-        __u32 word = (first + i) % VTL_WINDOW_WORDS;
-        __u64 keep = first + i == last ? ~0ull << (cum % 64) : 0;
-        if (!(VTL_LOAD(tx->lost[word]) & ~keep))
-            continue;
-        __u64 old = __sync_fetch_and_and(&tx->lost[word], keep);
-        vtl_loss_undo(s, vtl_popcount(old & ~keep));
-    }
-    VTL_STORE(tx->una, cum);
-    struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
-    if (ctl)
-        VTL_STORE(ctl->consumer, cum);
+    if (cum != tx->una)
+        vtl_ack_release(s, cum);
     return VTL_NEXT;
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead, Write},
     net::IpAddr,
     path::{Path, PathBuf},
     thread::sleep,
@@ -11,7 +12,9 @@ use std::{
 use nix::sys::signal::Signal;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Download, Held, Process, World, groups, refused, same, until, url, words};
+use crate::harness::{
+    Download, Held, Process, Spoken, World, groups, refused, same, until, url, vtl, words,
+};
 
 const MB: usize = 1 << 20;
 
@@ -227,6 +230,51 @@ fn stopped__daemons_are_passed_by() {
             received() > before
         });
     }
+}
+
+/// Each command says that the daemon does not answer; `vtl top` also obeys keys meanwhile.
+#[test]
+fn stopped__daemon_holds_up_no_command() {
+    // Longer than `vtl top` sleeps between two questions.
+    const ASKS: Duration = Duration::from_millis(1_300);
+    let Some(mut world) = World::new("hangs", &slow_link()) else {
+        return;
+    };
+    let host = Host::Client;
+    let file = world.path("sent");
+    fs::write(&file, "x").expect("written");
+    let [server, _] = world.servers().map(|server| server.to_string());
+    let tops = [("q", 0), ("\x03", 130)].map(|(key, status)| {
+        let mut script = (world.testbed.command(host, "script")).expect("a namespace");
+        script.args(["-qec", &format!("{} top", vtl().display()), "/dev/null"]);
+        let mut top = Spoken::start(script);
+        let mut taken = Vec::new();
+        top.says.read_until(b'h', &mut taken).expect("a pipe");
+        assert_eq!(taken, b"\x1b[?1049h", "it has the terminal");
+        (top, key, status)
+    });
+    world.daemon(host).signal(Signal::SIGSTOP);
+    let asking = [
+        &["status"][..],
+        &["top", "--count", "1"],
+        &["flow", "list"],
+        &["path", "list"],
+        &["hook", "list", "--json"],
+        &["send", file.to_str().unwrap(), &server],
+        &["recv", "--output", "/nonexistent"],
+    ]
+    .map(|args| Process::piped(&mut world.vtl(host, args)));
+    sleep(ASKS);
+    for (mut top, key, status) in tops {
+        top.told.write_all(key.as_bytes()).expect("a pipe");
+        assert_eq!(top.process.wait().code(), Some(status), "{key:?}");
+    }
+    for command in asking {
+        refused(&command.output(), 69, "did not answer within 10 s");
+    }
+    world.daemon(host).signal(Signal::SIGCONT);
+    let status = world.vtl(host, &["status"]).output().expect("vtl runs");
+    assert!(status.status.success(), "{}", words(&status));
 }
 
 #[test]

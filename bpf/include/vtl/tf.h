@@ -34,7 +34,8 @@
 /* Single access that the compiler neither splits nor reorders with another one of these. */
 #define VTL_STORE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
 #define VTL_LOAD(x) (*(volatile const __typeof__(x) *)&(x))
-/* Compiler barrier; enough on x86, whose stores keep their order. */
+/* Compiler barrier: enough on x86-64, whose stores keep their order, and for which alone vtl-bpf
+ * builds. */
 #define VTL_BARRIER() asm volatile("" ::: "memory")
 
 /* Loop with int i = from .. to - 1. In the kernel an open-coded iterator (Linux 6.4), which the

@@ -7,6 +7,8 @@
 use std::{
     fs::File,
     io,
+    mem::offset_of,
+    ops::Range,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -94,6 +96,14 @@ const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
+/// Fields of `nlmsghdr`, and of the `nlmsgerr` that follows it in answers.
+const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
+const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
+const FLAGS: Range<usize> =
+    offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
+const ERRNO: Range<usize> =
+    size_of::<libc::nlmsghdr>()..size_of::<libc::nlmsghdr>() + size_of::<i32>();
+
 impl Room {
     /// Uses the namespace in which the socket was opened, exclusively. Removes what a killed
     /// process has left there: programs, and their maps with them.
@@ -129,18 +139,18 @@ impl Room {
     /// Sends a request about a device, and reads the kernel's answer.
     fn request(&self, kind: u16, flags: u16, device: &str, attributes: &[u8]) -> io::Result<()> {
         /// Length of `nlmsghdr` and `ifinfomsg`.
-        const HEADS: usize = 32;
+        const HEADS: usize = size_of::<libc::nlmsghdr>() + 16;
         let flags = flags | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
         let mut message = vec![0; HEADS];
-        message[4..6].copy_from_slice(&kind.to_ne_bytes());
-        message[6..8].copy_from_slice(&flags.to_ne_bytes());
+        message[KIND].copy_from_slice(&kind.to_ne_bytes());
+        message[FLAGS].copy_from_slice(&flags.to_ne_bytes());
         message.extend(attribute(
             libc::IFLA_IFNAME,
             &[device.as_bytes(), b"\0"].concat(),
         ));
         message.extend(attributes);
         let length = message.len() as u32;
-        message[..4].copy_from_slice(&length.to_ne_bytes());
+        message[LENGTH].copy_from_slice(&length.to_ne_bytes());
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answer = [0; 1024];
         let mut receive = || socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT);
@@ -157,8 +167,8 @@ impl Room {
 /// Result in an answer, an `nlmsgerr` for success, too.
 fn errno(answer: &[u8]) -> io::Result<()> {
     let malformed = || io::Error::from(io::ErrorKind::InvalidData);
-    let kind = answer.get(4..6).ok_or_else(malformed)?;
-    let errno = answer.get(16..).and_then(|rest| rest.first_chunk());
+    let kind = answer.get(KIND).ok_or_else(malformed)?;
+    let errno = answer.get(ERRNO).and_then(|rest| rest.first_chunk());
     let errno = i32::from_ne_bytes(*errno.ok_or_else(malformed)?);
     match errno {
         _ if kind != (libc::NLMSG_ERROR as u16).to_ne_bytes() => Err(malformed()),
@@ -248,8 +258,8 @@ mod tests {
     fn errno__of_answers_and_of_what_is_none() {
         let answer = |kind: i32, errno: i32| {
             let mut bytes = vec![0; 36];
-            bytes[4..6].copy_from_slice(&(kind as u16).to_ne_bytes());
-            bytes[16..20].copy_from_slice(&errno.to_ne_bytes());
+            bytes[KIND].copy_from_slice(&(kind as u16).to_ne_bytes());
+            bytes[ERRNO].copy_from_slice(&errno.to_ne_bytes());
             bytes
         };
         assert!(errno(&answer(libc::NLMSG_ERROR, 0)).is_ok());

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use vtl_proto::ip;
+
 use crate::{
     Error, Result,
     trial::{Kernel, PEER_SID, SID, SLOTS, TC, data},
@@ -100,7 +102,7 @@ fn of_the_method(kernel: &Kernel) -> Result<f64> {
     const SINGLE: usize = 200;
     const MANY: u32 = 100_000;
     let mut other = data(0, 0, &[0; PAYLOAD]);
-    other[23] = libc::IPPROTO_TCP as u8;
+    other[ip::field::V4_PROTOCOL] = libc::IPPROTO_TCP as u8;
     let run = |repeat| Ok(kernel.try_run(INGRESS, &other, repeat)?.ns);
     let single = (0..SINGLE).map(|_| run(1)).collect::<Result<_>>()?;
     let single = middle(single).unwrap_or(0);

@@ -21,6 +21,11 @@
 //! Nothing is pinned: however the process ends, the kernel removes everything, except attachments
 //! in a namespace of the service manager ([`anchor`]).
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "VTL's programs and rings rely on x86-64, which keeps the order of stores and of loads"
+);
+
 pub mod admit;
 pub mod anchor;
 pub mod check;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    mem::offset_of,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::Instant,
@@ -345,8 +346,12 @@ fn open_root(shard: u32, udp: bool) -> Result<OpenObject> {
     let value = constants.as_mut().and_then(|map| map.initial_value_mut());
     // struct vtl_root_config, the only constant.
     let value = value.expect("the root object is built with this crate and has constants");
-    value[..4].copy_from_slice(&u32::from(udp).to_ne_bytes());
-    value[4..8].copy_from_slice(&shard.to_ne_bytes());
+    for (at, field) in [
+        (offset_of!(intf::vtl_root_config, by_udp), u32::from(udp)),
+        (offset_of!(intf::vtl_root_config, shard), shard),
+    ] {
+        value[at..][..size_of::<u32>()].copy_from_slice(&field.to_ne_bytes());
+    }
     Ok(open)
 }
 

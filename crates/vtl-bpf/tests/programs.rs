@@ -2,6 +2,8 @@
 #![allow(missing_docs, non_snake_case)]
 #![allow(clippy::too_many_lines, reason = "tables of cases")]
 
+use std::ops::Range;
+
 use kernel::{
     GID, Kernel, SID, SLOTS, TC, TOKEN, VTL, XDP, ack, around, data, frame, header, seal,
 };
@@ -14,6 +16,17 @@ use vtl_proto::{
 
 const INGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_in_tc", TC), ("vtl_root_in_xdp", XDP)];
 const EGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_out_tc", TC), ("vtl_root_out_xdp", XDP)];
+
+/// Header of a DATA packet, bytes.
+const DATA: usize = size_of::<intf::vtl_data_hdr>();
+/// Fields of VTL's header, in a frame.
+const GIDS: Range<usize> = in_frame(field!(vtl_hdr, gid));
+const SIDS: Range<usize> = in_frame(field!(vtl_hdr, sid));
+const TOKENS: Range<usize> = in_frame(field!(vtl_hdr, token));
+
+const fn in_frame(field: Range<usize>) -> Range<usize> {
+    VTL + field.start..VTL + field.end
+}
 
 /// What a program does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +95,6 @@ fn malformed() -> Vec<Case> {
         f[at] = value;
         f
     };
-    const DATA: usize = size_of::<intf::vtl_data_hdr>();
     const ACK: usize = size_of::<intf::vtl_ack_hdr>();
     const LEN: std::ops::Range<usize> = field!(vtl_hdr, len);
     let big = |length: usize| {
@@ -290,26 +302,31 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "wrong token",
-            changed(|f| f[VTL + 15] ^= 1),
+            changed(|f| f[TOKENS.end - 1] ^= 1),
             Stop,
             &[RX, NONE],
         ),
         case(
             "wrong token, first byte",
-            changed(|f| f[VTL + 8] ^= 0x80),
+            changed(|f| f[TOKENS.start] ^= 0x80),
             Stop,
             &[RX, NONE],
         ),
-        case("session 0", changed(|f| f[VTL + 7] = 0), Stop, &[RX, NONE]),
+        case(
+            "session 0",
+            changed(|f| f[SIDS.end - 1] = 0),
+            Stop,
+            &[RX, NONE],
+        ),
         case(
             "a free session",
-            changed(|f| f[VTL + 7] = 9),
+            changed(|f| f[SIDS.end - 1] = 9),
             Stop,
             &[RX, NONE],
         ),
         case(
             "a session beyond the table",
-            changed(|f| f[VTL + 4] = 0xff),
+            changed(|f| f[SIDS.start] = 0xff),
             Stop,
             &[RX, NONE],
         ),
@@ -321,25 +338,25 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "another graft's packet",
-            changed(|f| f[VTL + 3] = 3),
+            changed(|f| f[GIDS.end - 1] = 3),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "gid beyond the table",
-            changed(|f| f[VTL + 2] = 1),
+            changed(|f| f[GIDS.start] = 1),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "session still opening",
-            changed(|f| f[VTL + 7] = 2),
+            changed(|f| f[SIDS.end - 1] = 2),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "graft that is not deployed",
-            changed(|f| (f[VTL + 3], f[VTL + 7]) = (5, 3)),
+            changed(|f| (f[GIDS.end - 1], f[SIDS.end - 1]) = (5, 3)),
             Stop,
             &[RX, GRAFT],
         ),
@@ -402,7 +419,7 @@ fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
     }
     for (program, _) in INGRESS {
         let k = Kernel::new();
-        k.run(program, &changed(|f| f[VTL + 15] ^= 1), 1);
+        k.run(program, &changed(|f| f[TOKENS.end - 1] ^= 1), 1);
         assert_eq!(k.session().ifindex, 0);
         k.run(program, &data(0, 0, &[1]), 1);
         let s = k.session();
@@ -439,9 +456,24 @@ fn graft_ingress__new_duplicate_beyond_and_damaged() {
         let cases = [
             case("probe", probe.clone(), Answer, &[RX, ACKS]),
             case("new, quiet", data(0, 0, &[1; 300]), Stop, &[RX]),
-            case("damaged payload", damaged(VTL + 50), Stop, &[RX, SUM]),
-            case("damaged last byte", damaged(VTL + 239), Stop, &[RX, SUM]),
-            case("damaged header", damaged(VTL + 33), Stop, &[RX, SUM]),
+            case(
+                "damaged payload",
+                damaged(VTL + DATA + 10),
+                Stop,
+                &[RX, SUM],
+            ),
+            case(
+                "damaged last byte",
+                damaged(VTL + DATA + 199),
+                Stop,
+                &[RX, SUM],
+            ),
+            case(
+                "damaged header",
+                damaged(VTL + field!(vtl_data_hdr, xid).start + 1),
+                Stop,
+                &[RX, SUM],
+            ),
             case(
                 "new, to be acknowledged",
                 data(1, now, &[2; 1440]),
@@ -601,7 +633,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
 
         // Acknowledgements: a damaged one, a lie, the true one, an old one.
         let mut damaged = ack(1, 1, 1, &[]);
-        damaged[VTL + 31] ^= 2;
+        damaged[VTL + field!(vtl_ack_hdr, cum).end - 1] ^= 2;
         let (_, counts) = k.counted(input, &damaged);
         assert_eq!(counts, [(RX, 1), (intf::VTL_ST_RX_BAD_CSUM, 1)]);
         for (lie, what) in [(ack(2, 1, 1, &[]), "cum"), (ack(1, 2, 1, &[]), "received")] {
@@ -645,9 +677,9 @@ fn tags__prove_each_header() {
         let nobodys = vec![(RX, 1), (intf::VTL_ST_RX_NO_SESSION, 1)];
         assert_eq!(k.counted(input, &data(0, 0, &[1])).1, nobodys);
         let good = tagged(data(0, 0, &[1; 100]));
-        for bit in (VTL + 1) * 8..(VTL + size_of::<intf::vtl_data_hdr>()) * 8 {
+        for bit in (VTL + field!(vtl_hdr, flags).start) * 8..(VTL + DATA) * 8 {
             // The index says which session it is, so another one's or none's.
-            if field!(vtl_hdr, sid).contains(&(bit / 8 - VTL)) {
+            if SIDS.contains(&(bit / 8)) {
                 continue;
             }
             let mut forged = good.clone();

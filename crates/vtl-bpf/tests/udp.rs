@@ -2,7 +2,7 @@
 //! and send.
 #![allow(missing_docs, non_snake_case)]
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::Range};
 
 use vtl_bpf::trial::{self as kernel, Kernel, SID, TC, VTL, XDP, data, frame};
 use vtl_proto::{
@@ -22,6 +22,9 @@ const PORT: u16 = intf::VTL_UDP_PORT as u16;
 const THEIRS: u16 = 40_001;
 const V6: usize = ip::OFFSET_V6;
 const UDP_PROTOCOL: u8 = 17;
+/// Fields of the UDP header in a frame over IPv4 (RFC 768).
+const UDP_DESTINATION: Range<usize> = VTL + 2..VTL + 4;
+const UDP_LENGTH: Range<usize> = VTL + 4..VTL + 6;
 
 /// The header's bytes; the session keeps a port as the network has it.
 fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
@@ -227,7 +230,7 @@ fn root_ingress__leaves_alone_what_is_for_other_hosts() {
             };
             let cases = [
                 ("of a session", whole.clone()),
-                ("of none", with(VTL + 7, 9)),
+                ("of none", with(VTL + field!(vtl_hdr, sid).end - 1, 9)),
                 ("malformed", with(VTL, 0x10)),
             ];
             let run = |frame: &[u8]| {
@@ -358,7 +361,12 @@ fn udp__what_is_not_ours_or_not_authentic() {
         let k = Kernel::new();
         let short = behind(&kernel::around(&[0x20; 23]), THEIRS);
         let cases = [
-            ("another port", with(VTL + 3, 1), verdicts.pass, &[][..]),
+            (
+                "another port",
+                with(UDP_DESTINATION.end - 1, 1),
+                verdicts.pass,
+                &[][..],
+            ),
             ("not UDP", with(at::V4_PROTOCOL, 6), verdicts.pass, &[]),
             (
                 "a fragment",
@@ -367,7 +375,12 @@ fn udp__what_is_not_ours_or_not_authentic() {
                 &[],
             ),
             ("options", with(at::V4_VERSION, 0x46), verdicts.pass, &[]),
-            ("UDP's length", with(VTL + 5, 1), verdicts.stop, &[BAD]),
+            (
+                "UDP's length",
+                with(UDP_LENGTH.end - 1, 1),
+                verdicts.stop,
+                &[BAD],
+            ),
             (
                 "IP's length",
                 with(at::V4_TOTAL_LENGTH.start + 1, 1),

@@ -1,3 +1,5 @@
+use etherparse::{IpDscp, IpEcn, Ipv4Header};
+
 use super::*;
 use crate::link::LossModel;
 
@@ -252,21 +254,28 @@ fn ecn__marks_what_waited_too_long() {
 #[test]
 fn mark_ip__keeps_the_checksum_true() {
     for tos in 0..=255_u8 {
-        let mut packet = [
-            0x45, tos, 0, 40, 0x12, tos, 0x40, 0, 64, 253, 0, 0, 10, 0, tos, 1, 10, 0, 0, 2,
-        ];
-        let sum = |p: &[u8]| {
-            let words = p
-                .chunks(2)
-                .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
-            let sum: u32 = words.sum();
-            (sum & 0xffff) + (sum >> 16)
+        let mut header = Ipv4Header {
+            dscp: IpDscp::try_new(tos >> 2).unwrap(),
+            ecn: IpEcn::try_new(tos & 3).unwrap(),
+            total_len: 40,
+            identification: tos.into(),
+            time_to_live: 64,
+            source: [10, 0, tos, 1],
+            destination: [10, 0, 0, 2],
+            ..Default::default()
         };
-        let check = !(sum(&packet) as u16);
-        packet[10..12].copy_from_slice(&check.to_be_bytes());
+        header.header_checksum = header.calc_header_checksum();
+        let mut packet = header.to_bytes();
         assert_eq!(mark_ip(&mut packet), tos & 3 != 0);
-        assert_eq!(packet[1], if tos & 3 == 0 { tos } else { tos | 3 });
-        assert_eq!(sum(&packet), 0xffff, "{tos:#x}");
+        if tos & 3 != 0 {
+            header.ecn = IpEcn::try_new(3).unwrap();
+        }
+        header.header_checksum = header.calc_header_checksum();
+        assert_eq!(
+            Ipv4Header::from_slice(&packet).unwrap().0,
+            header,
+            "{tos:#x}"
+        );
     }
 }
 

@@ -43,6 +43,10 @@ fn arrive(host: &mut Host, frame: &[u8]) -> Option<Vec<u8>> {
     Some(buffer[..length].to_vec())
 }
 
+fn flags(frame: &[u8]) -> u32 {
+    u32::from(frame[VTL + field!(vtl_hdr, flags).start])
+}
+
 fn aux(frame: &[u8]) -> u16 {
     u16::from_be_bytes(frame[VTL..][AUX].try_into().expect("two bytes"))
 }
@@ -132,15 +136,15 @@ fn marks__of_the_application_are_told_with_every_copy() {
             frames.extend(next(&mut sender, now));
             now += 100 * MS;
         }
-        let seq = |frame: &[u8]| usize::from(frame[VTL + 31]);
-        let again = intf::VTL_F_RETRANSMIT as u8;
-        assert!(frames.iter().any(|f| f[VTL + 1] & again != 0), "{name}");
+        let seq = |frame: &[u8]| usize::from(frame[VTL + field!(vtl_data_hdr, seq).end - 1]);
+        let again = intf::VTL_F_RETRANSMIT;
+        assert!(frames.iter().any(|f| flags(f) & again != 0), "{name}");
         for frame in frames
             .iter()
             .filter(|f| u32::from(f[VTL]) == intf::VTL_VERSION << 4)
         {
             let known = intf::VTL_F_MARKS | intf::VTL_F_ACK_NOW | intf::VTL_F_RETRANSMIT;
-            let flags = u32::from(frame[VTL + 1]);
+            let flags = flags(frame);
             let wanted = written[seq(frame)] & intf::VTL_F_MARKS;
             assert_eq!(flags & intf::VTL_F_MARKS, wanted, "{name} {}", seq(frame));
             assert_eq!(
@@ -202,7 +206,7 @@ fn halves__bring_what_was_written_before_the_path_shrank() {
             };
             frames += 1;
             assert!(frame.len() <= PAYLOAD + usize::from(PATH), "{name}");
-            halves += u32::from(frame[VTL + 1] & intf::VTL_F_HALF as u8 != 0);
+            halves += u32::from(flags(&frame) & intf::VTL_F_HALF != 0);
             // Every seventh gets lost, every eleventh comes late, every fifth twice.
             if frames % 7 == 3 {
                 continue;
@@ -248,9 +252,9 @@ fn halves__that_do_not_fit_together_are_no_packet() {
     let first = next(&mut sender, NOW).expect("the first half");
     let second = next(&mut sender, NOW + MS).expect("the second");
     assert_eq!((aux(&first), aux(&second)), (0, 960));
-    let flag = intf::VTL_F_ACK_NOW as u8;
-    assert_ne!(second[VTL + 1] & flag, 0, "it says whether both have come");
-    let xid = |frame: &[u8]| frame[VTL + 32..VTL + 36].to_vec();
+    let flag = intf::VTL_F_ACK_NOW;
+    assert_ne!(flags(&second) & flag, 0, "it says whether both have come");
+    let xid = |frame: &[u8]| frame[VTL..][field!(vtl_data_hdr, xid)].to_vec();
     assert_eq!(xid(&first), xid(&second), "one transmission");
     let next = next(&mut sender, NOW + 2 * MS).expect("the next packet");
     assert_ne!(xid(&next), xid(&first));
@@ -391,7 +395,7 @@ fn fec__makes_the_missing_packet_out_of_the_others() {
         sender.tx_slot(HONEST, 2).len = 77;
         let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
         assert_eq!(frames.len(), 5, "four and their parity");
-        assert_eq!(u32::from(frames[4][VTL + 1]), intf::VTL_F_PARITY);
+        assert_eq!(flags(&frames[4]), intf::VTL_F_PARITY);
         assert_eq!(aux(&frames[4]), 4);
         for (i, frame) in frames.iter().enumerate() {
             if i != lost {

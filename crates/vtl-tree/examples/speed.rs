@@ -2,23 +2,11 @@
 
 use std::{hint::black_box, time::Instant};
 
+use vtl_testing::Random;
 use vtl_tree::{Attribute, Case, DataSet, Options, Value, train};
 
-/// SplitMix64 (Steele, Lea and Flood, 2014), to [0, 1).
-struct Rng(u64);
-
-impl Rng {
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) as f64 / 2_f64.powi(64)
-    }
-}
-
 fn main() -> vtl_tree::Result<()> {
-    let mut rng = Rng(1);
+    let mut rng = Random(1);
     let mut case = |missing: f64| {
         let mut values: Vec<Value> = (0..9).map(|_| Value::Continuous(rng.unit())).collect();
         values.push(Value::Discrete((rng.unit() * 4.0) as u32));

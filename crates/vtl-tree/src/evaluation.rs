@@ -128,7 +128,8 @@ impl fmt::Display for Confusion {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014).
+/// SplitMix64 (Steele, Lea and Flood, 2014): `vtl_link::Random`, whose crate, the links' emulator, would come into
+/// vtld with this one.
 struct Rng(u64);
 
 impl Rng {
@@ -233,6 +234,14 @@ pub fn hold_out(data: &DataSet, share: f64, seed: u64) -> Result<(DataSet, DataS
 mod tests {
     use super::*;
     use crate::{Attribute, Case, Value};
+
+    #[test]
+    fn rng__has_the_sequence_of_the_projects_random_numbers() {
+        let (mut ours, mut theirs) = (Rng(7), vtl_testing::Random(7));
+        for _ in 0..100 {
+            assert_eq!(ours.next(), theirs.bits());
+        }
+    }
 
     /// Thirty cases in ten groups of three, of two classes that x tells.
     fn data() -> DataSet {

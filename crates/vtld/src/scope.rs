@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeSet,
     io,
+    mem::offset_of,
     net::IpAddr,
+    ops::Range,
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -67,7 +69,11 @@ impl Scope {
 }
 
 // linux/rtnetlink.h and linux/netlink.h.
-const HEADER: usize = 16;
+const HEADER: usize = size_of::<libc::nlmsghdr>();
+const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
+const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
+const FLAGS: Range<usize> =
+    offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
 const ROUTE: usize = 12;
 const RTA_MARK: u16 = 16;
 
@@ -113,9 +119,9 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
         message.extend(value);
     }
     let length = message.len() as u32;
-    message[..4].copy_from_slice(&length.to_ne_bytes());
-    message[4..6].copy_from_slice(&libc::RTM_GETROUTE.to_ne_bytes());
-    message[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message[LENGTH].copy_from_slice(&length.to_ne_bytes());
+    message[KIND].copy_from_slice(&libc::RTM_GETROUTE.to_ne_bytes());
+    message[FLAGS].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message
 }
 
@@ -123,7 +129,7 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
 fn oif(answer: &[u8]) -> io::Result<u32> {
     let u16_at = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     let u32_at = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
-    if u16_at(4) == Some(libc::NLMSG_ERROR as u16) {
+    if u16_at(KIND.start) == Some(libc::NLMSG_ERROR as u16) {
         let errno = u32_at(HEADER).unwrap_or_default().cast_signed();
         return Err(io::Error::from_raw_os_error(-errno));
     }

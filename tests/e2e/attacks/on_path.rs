@@ -13,7 +13,7 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
-use vtl_proto::{intf, ip};
+use vtl_proto::{field, intf, ip};
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{World, packet_socket, until};
@@ -144,7 +144,7 @@ fn variation(frame: &[u8], number: usize) -> (Vec<u8>, bool) {
         // CLOSE with ABORT instead, with what proved the packet to be the sender's.
         _ => {
             frame[body] = (intf::VTL_VERSION << 4 | intf::VTL_CLOSE) as u8;
-            frame[body + 1] = intf::VTL_F_ABORT as u8;
+            frame[body + field!(vtl_hdr, flags).start] = intf::VTL_F_ABORT as u8;
             (frame, false)
         }
     }

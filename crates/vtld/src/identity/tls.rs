@@ -156,12 +156,7 @@ pub(super) fn configs(key: &SecretKey) -> Result<Configs, Error> {
 
 /// Whether the processor has AES instructions.
 fn has_aes() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::arch::is_x86_feature_detected!("aes");
-    #[cfg(target_arch = "aarch64")]
-    return std::arch::is_aarch64_feature_detected!("aes");
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    return false;
+    std::arch::is_x86_feature_detected!("aes")
 }
 
 /// The server name, the same for all hosts.

@@ -1,6 +1,7 @@
 //! Whole programs on single packets.
 
 use vtl_bpf::trial::{Kernel, SID, SLOTS, TOKEN, VTL, ack, data, seal};
+use vtl_proto::{field, ip};
 
 use super::Sheet;
 
@@ -21,9 +22,9 @@ pub(super) fn run(sheet: &mut Sheet<'_>) {
         let place = |role: &str| format!("{hook} {role}");
         let kernel = Kernel::new();
         let mut other = data(0, 0, &[9; 1_400]);
-        other[23] = libc::IPPROTO_TCP as u8;
+        other[ip::field::V4_PROTOCOL] = libc::IPPROTO_TCP as u8;
         let mut forged = data(0, 0, &[9; 100]);
-        forged[VTL + 8] = !TOKEN.to_be_bytes()[0];
+        forged[VTL + field!(vtl_hdr, token).start] = !TOKEN.to_be_bytes()[0];
         seal(&mut forged);
         for (role, packet, frame) in [
             ("root", "TCP, passed on", other),

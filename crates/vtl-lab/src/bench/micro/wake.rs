@@ -17,7 +17,13 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::time::{ClockId, clock_gettime};
 use vtl::{Mode, Requirements, Services, Socket};
-use vtl_proto::intf;
+use vtl_proto::{
+    intf,
+    ip::{
+        OFFSET_V4,
+        field::{IP, V4_PROTOCOL, V4_SOURCE, V4_VERSION},
+    },
+};
 use vtl_testbed::{Host, Lifetime, Profile, Testbed};
 
 use super::Sheet;
@@ -33,7 +39,9 @@ const MESSAGES: u32 = 500;
 const REST: Duration = Duration::from_millis(5);
 /// How long a packet may take.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// DATA of this version: the first byte behind an IPv4 header without options.
+/// IPv4, with a header of 20 bytes.
+const WITHOUT_OPTIONS: u8 = 0x45;
+/// DATA of this version: the first byte of the header.
 const DATA: u8 = (intf::VTL_VERSION << 4 | intf::VTL_DATA) as u8;
 
 pub(super) fn run(
@@ -102,6 +110,16 @@ fn measure(
     Ok(times)
 }
 
+/// Whether a packet, of which the IPv4 header and what follows are there, is DATA from this host.
+fn is_data(packet: &[u8], from: Ipv4Addr) -> bool {
+    const VTL: usize = OFFSET_V4 - IP;
+    packet.len() > VTL
+        && packet[V4_VERSION - IP] == WITHOUT_OPTIONS
+        && packet[V4_PROTOCOL - IP] == intf::VTL_IPPROTO as u8
+        && packet[V4_SOURCE.start - IP..V4_SOURCE.end - IP] == from.octets()
+        && packet[VTL] == DATA
+}
+
 /// Sees what arrives at an interface, before VTL does, with the kernel's timestamps.
 struct Tap(OwnedFd);
 
@@ -147,11 +165,7 @@ impl Tap {
         let mut packet = [0; 64];
         while begun.elapsed() < PATIENCE {
             if let Ok((length, Some(time))) = self.next(&mut packet)
-                && length >= 24
-                && packet[0] == 0x45
-                && packet[9] == intf::VTL_IPPROTO as u8
-                && packet[12..16] == from.octets()
-                && packet[20] == DATA
+                && is_data(&packet[..length], from)
             {
                 return Ok(time);
             }
