@@ -137,8 +137,8 @@ once sanitize 400 FAILED make sanitize
 during accidents 700 accidents
 once fallback 330 FAILED e2e outage::path_that_drops_vtl__a_hundred_times
 once moves 400 FAILED e2e flows::moves__a_thousand
-once restarts 120 FAILED e2e restart::take_over__a_hundred_times_under_two_hundred_flows
-once restart-idle 40 FAILED e2e restart::take_over__of_ten_thousand_idle_flows
+once restarts 120 FAILED e2e talk::take_over__a_hundred_times_under_two_hundred_flows
+once restart-idle 40 FAILED e2e talk::take_over__of_ten_thousand_idle_flows
 once systemd 120 FAILED e2e systemd::restart__by_systemd
 once load 300 FAILED e2e load::load__two_thousand_a_second_for_a_minute
 once idle 60 FAILED e2e many::sessions__ten_thousand_idle_ones_and_their_application_dies

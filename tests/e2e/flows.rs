@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::Value;
 use vtl_control::{Client, FlowStatus, Request};
+use vtl_proto::carrier::Kind;
 use vtl_testbed::{Host, Link};
 use vtl_testing::Random;
 
@@ -113,11 +114,11 @@ fn kcp__dropped_in_mid_flow_and_back() {
 
 /// What flows can be moved to.
 pub(crate) fn kinds() -> Vec<&'static str> {
-    let mut kinds = vec!["tcp", "sctp", "quic", "kcp", "graft"];
-    if std::path::Path::new("/proc/sys/net/mptcp").exists() {
-        kinds.push("mptcp");
-    } else {
+    let mut kinds = vec!["tcp"];
+    kinds.extend(Kind::ALL.map(Kind::name));
+    if !std::path::Path::new("/proc/sys/net/mptcp").exists() {
         println!("without mptcp, which this kernel does not have");
+        kinds.retain(|kind| *kind != Kind::Mptcp.name());
     }
     kinds
 }

@@ -19,14 +19,10 @@ const EGRESS: [(&str, kernel::Verdicts); 2] = [("vtl_root_out_tc", TC), ("vtl_ro
 
 /// Header of a DATA packet, bytes.
 const DATA: usize = size_of::<intf::vtl_data_hdr>();
-/// Fields of VTL's header, in a frame.
-const GIDS: Range<usize> = in_frame(field!(vtl_hdr, gid));
-const SIDS: Range<usize> = in_frame(field!(vtl_hdr, sid));
-const TOKENS: Range<usize> = in_frame(field!(vtl_hdr, token));
-
-const fn in_frame(field: Range<usize>) -> Range<usize> {
-    VTL + field.start..VTL + field.end
-}
+/// Fields of VTL's header.
+const GRAFTS: Range<usize> = field!(vtl_hdr, gid);
+const SIDS: Range<usize> = field!(vtl_hdr, sid);
+const TOKENS: Range<usize> = field!(vtl_hdr, token);
 
 /// What a program does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,31 +298,31 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "wrong token",
-            changed(|f| f[TOKENS.end - 1] ^= 1),
+            changed(|f| f[VTL..][TOKENS.end - 1] ^= 1),
             Stop,
             &[RX, NONE],
         ),
         case(
             "wrong token, first byte",
-            changed(|f| f[TOKENS.start] ^= 0x80),
+            changed(|f| f[VTL..][TOKENS.start] ^= 0x80),
             Stop,
             &[RX, NONE],
         ),
         case(
             "session 0",
-            changed(|f| f[SIDS.end - 1] = 0),
+            changed(|f| f[VTL..][SIDS.end - 1] = 0),
             Stop,
             &[RX, NONE],
         ),
         case(
             "a free session",
-            changed(|f| f[SIDS.end - 1] = 9),
+            changed(|f| f[VTL..][SIDS.end - 1] = 9),
             Stop,
             &[RX, NONE],
         ),
         case(
             "a session beyond the table",
-            changed(|f| f[SIDS.start] = 0xff),
+            changed(|f| f[VTL..][SIDS.start] = 0xff),
             Stop,
             &[RX, NONE],
         ),
@@ -338,25 +334,25 @@ fn malformed() -> Vec<Case> {
         ),
         case(
             "another graft's packet",
-            changed(|f| f[GIDS.end - 1] = 3),
+            changed(|f| f[VTL..][GRAFTS.end - 1] = 3),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "gid beyond the table",
-            changed(|f| f[GIDS.start] = 1),
+            changed(|f| f[VTL..][GRAFTS.start] = 1),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "session still opening",
-            changed(|f| f[SIDS.end - 1] = 2),
+            changed(|f| f[VTL..][SIDS.end - 1] = 2),
             Stop,
             &[RX, GRAFT],
         ),
         case(
             "graft that is not deployed",
-            changed(|f| (f[GIDS.end - 1], f[SIDS.end - 1]) = (5, 3)),
+            changed(|f| (f[VTL..][GRAFTS.end - 1], f[VTL..][SIDS.end - 1]) = (5, 3)),
             Stop,
             &[RX, GRAFT],
         ),
@@ -419,7 +415,7 @@ fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
     }
     for (program, _) in INGRESS {
         let k = Kernel::new();
-        k.run(program, &changed(|f| f[TOKENS.end - 1] ^= 1), 1);
+        k.run(program, &changed(|f| f[VTL..][TOKENS.end - 1] ^= 1), 1);
         assert_eq!(k.session().ifindex, 0);
         k.run(program, &data(0, 0, &[1]), 1);
         let s = k.session();
@@ -679,7 +675,7 @@ fn tags__prove_each_header() {
         let good = tagged(data(0, 0, &[1; 100]));
         for bit in (VTL + field!(vtl_hdr, flags).start) * 8..(VTL + DATA) * 8 {
             // The index says which session it is, so another one's or none's.
-            if SIDS.contains(&(bit / 8)) {
+            if SIDS.contains(&(bit / 8 - VTL)) {
                 continue;
             }
             let mut forged = good.clone();

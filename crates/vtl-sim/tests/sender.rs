@@ -6,7 +6,7 @@ mod table;
 
 use table::{MS, NEXT, NOW, SEND, SID, STOP, host};
 use vtl_proto::{
-    intf::{self, VTL_F_ACK_NOW, VTL_F_RETRANSMIT, vtl_session},
+    intf::{self, VTL_F_ACK_NOW, VTL_F_RETRANSMIT, VTL_PTO_DELAY_MS, vtl_session},
     ip,
     wire::{Ack, Header, Packet},
 };
@@ -41,8 +41,8 @@ fn ten_out(s: &mut vtl_session) {
     (s.tx.srtt_us, s.tx.rttvar_us) = (100_000, 10_000);
 }
 
-/// Their probe timeout, ns.
-const TIMEOUT: u64 = (100 + 40 + 5) * MS;
+/// Their probe timeout, ns: the smoothed round trip, four times its variation, and the allowance.
+const TIMEOUT: u64 = (100 + 40 + VTL_PTO_DELAY_MS as u64) * MS;
 const AGAIN: u32 = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
 const NEVER: u64 = u64::MAX;
 
