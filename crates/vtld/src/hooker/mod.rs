@@ -33,7 +33,7 @@ use std::{
     fmt, io,
     net::{IpAddr, SocketAddr, TcpStream},
     ops::{Deref, DerefMut},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
@@ -344,13 +344,6 @@ impl Handle {
             Ok(false) => {}
             Err(error) => tracing::debug!(%error, %host, "hooker: cannot remember a near host"),
         }
-    }
-
-    /// Exempts a socket of vtld's own from capture. Call it before connect().
-    pub fn exempt(&self, socket: &impl AsFd) -> Result<(), HookerError> {
-        let cookie = sock::cookie(socket);
-        let cookie = cookie.map_err(HookerError::socket("read a socket's cookie"))?;
-        self.shared.maps.own(cookie, None)
     }
 }
 
