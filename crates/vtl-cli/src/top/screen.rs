@@ -139,8 +139,10 @@ impl Screen {
             });
             let keys = self.before.is_some().then(|| stdin.as_fd());
             let watched = [Some(self.signals.as_fd()), keys, other];
-            let readable = |fd: &BorrowedFd<'_>| PollFd::new(*fd, PollFlags::POLLIN);
-            let mut fds: Vec<_> = watched.iter().flatten().map(readable).collect();
+            let watching = watched.iter().flatten();
+            let mut fds: Vec<_> = watching
+                .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+                .collect();
             match poll(&mut fds, timeout) {
                 Ok(0) => return Ok(Event::Over),
                 Ok(_) => {}
