@@ -262,6 +262,8 @@ fn stopped__daemon_holds_up_no_command() {
         &["hook", "list", "--json"],
         &["send", file.to_str().unwrap(), &server],
         &["recv", "--output", "/nonexistent"],
+        &["graft", "list"],
+        &["run", "--", "true"],
     ]
     .map(|args| Process::piped(&mut world.vtl(host, args)));
     sleep(ASKS);

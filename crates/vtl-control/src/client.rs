@@ -23,7 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    FlowList, PathList, Peers, Request, Rules, Status, answer::from_message, request::PROMPT,
+    FlowList, Hooks, PathList, Peers, Request, Rules, Status, answer::from_message, request::PROMPT,
 };
 
 /// Default path of the daemon's socket.
@@ -148,6 +148,7 @@ impl Client {
         &self,
         request: &Request,
     ) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.probe(request)?;
         self.ask(request)?;
         self.await_answer(self.patience(request))
     }
@@ -161,8 +162,17 @@ impl Client {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<T, Error> {
+        self.probe(request)?;
         self.request(request, descriptors)?;
         Ok(self.await_answer(self.patience(request))?.0)
+    }
+
+    /// Tells early whether the daemon answers at all, before a request that it may take long for.
+    fn probe(&self, request: &Request) -> Result<(), Error> {
+        if self.patience(request) > Some(PROMPT) {
+            self.call::<Hooks>(&Request::HookList)?;
+        }
+        Ok(())
     }
 
     fn patience(&self, request: &Request) -> Option<Duration> {
@@ -403,7 +413,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Done, Rule, to_message};
+    use crate::{Done, Rule, RuleCount, to_message};
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(
@@ -435,6 +445,32 @@ mod tests {
         assert!(answer().is_ok());
         drop(there);
         assert!(matches!(answer(), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn call__asks_first_for_something_easy_where_an_answer_may_take_long() {
+        let (here, there) = pair();
+        let daemon = thread::spawn(move || {
+            let mut asked = Vec::new();
+            while let Ok(Some((request, _))) = receive(there.as_raw_fd()) {
+                asked.push(Request::parse(&request).unwrap());
+                // Of the form of both answers.
+                let answer = json!({ "ok": true, "hooks": [], "count": 3 });
+                send(there.as_raw_fd(), &answer, &[]).unwrap();
+            }
+            asked
+        });
+        let mut client = client(here);
+        let reload = || Request::RuleReload;
+        let count = |client: &Client| client.call::<RuleCount>(&reload()).unwrap().count;
+        assert_eq!(count(&client), 3);
+        client.is_bounded = false;
+        assert_eq!(count(&client), 3);
+        drop(client);
+        assert_eq!(
+            daemon.join().unwrap(),
+            [Request::HookList, reload(), reload()]
+        );
     }
 
     #[test]
