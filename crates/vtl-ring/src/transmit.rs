@@ -213,7 +213,8 @@ impl TxRing {
     }
 
     /// As [`TxRing::wait_for_room`] for a writer that publishes at most `lowat` packets before they are sent
-    /// (TCP_NOTSENT_LOWAT): requests a wake-up when half of them are left. `sent`: reads how many packets were sent, once each.
+    /// (as TCP_NOTSENT_LOWAT): requests a wake-up when half of them are left. `sent`: reads how many
+    /// packets were sent, once each.
     pub fn wait_for_notsent(&mut self, lowat: u32, sent: impl Fn() -> u64) -> bool {
         self.ring.notsent_lowat().store(lowat, Ordering::Relaxed);
         let half = u64::from(lowat / 2);

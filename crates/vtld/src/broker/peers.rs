@@ -182,7 +182,7 @@ impl Peers {
     }
 
     /// Parameters for early data to the peer's port, by the graft that is offered first, if it is `fit` for
-    /// them, and in `encapsulation`. If the preferences are the same as before, moves the peer's former choice to the
+    /// them, in `encapsulation`. If the preferences are the same as before, moves the peer's former choice to the
     /// front of `offered`. Once per ticket.
     pub(super) fn take_early(
         &mut self,
