@@ -264,8 +264,8 @@ impl SessionPath {
         self.encapsulation
     }
 
-    /// Whether the encapsulation has changed from that of [`SessionPath::begin`] to `encapsulation`, so that the path has
-    /// to be restarted. Never during a detour, which decides itself.
+    /// Whether the encapsulation has changed from that of [`SessionPath::begin`] to `encapsulation`, so that the path
+    /// has to be restarted. Never during a detour, which decides itself.
     pub fn is_rerouted(&self, encapsulation: Encapsulation) -> bool {
         self.detour.is_none() && self.encapsulation != encapsulation
     }
