@@ -432,7 +432,7 @@ impl Simulation {
                 match &packet {
                     Packet::Nego(nego) => self.asked(host, from, nego, encapsulation),
                     Packet::NegoAck(_) | Packet::NegoNack(_) => {
-                        self.answered(host, &packet, encapsulation)
+                        self.answered(host, &packet, encapsulation);
                     }
                     _ => {}
                 }
