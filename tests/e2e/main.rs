@@ -47,6 +47,7 @@ mod restart;
 mod rules;
 mod succession;
 mod systemd;
+mod tun;
 mod tunnel;
 mod users;
 mod versions;
