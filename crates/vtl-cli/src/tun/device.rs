@@ -70,8 +70,9 @@ impl Device {
             tun,
             name: name.to_owned(),
         };
-        // Nobody asked for an address of its own.
-        ip(&["link", "set", "dev", name, "addrgenmode", "none", "up"])?;
+        // Nobody asked for an address of its own, which an interface gets when it comes up.
+        ip(&["link", "set", "dev", name, "addrgenmode", "none"])?;
+        ip(&["link", "set", "dev", name, "up"])?;
         for address in addresses {
             let address = address.to_string();
             ip(&["address", "add", &address, "dev", name])?;
@@ -100,25 +101,21 @@ impl Device {
         self.tun.set_mtu(mtu)
     }
 
-    /// Takes packets that were routed into the interface, and hands each over; waits for the first.
+    /// Takes packets that were routed into the interface; waits for the first.
     ///
     /// # Errors
     /// The interface is gone.
-    pub(super) fn read(
-        &self,
-        buffers: &mut ReadBuffers,
-        mut take: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
+    pub(super) fn read(&self, into: &mut ReadBuffers) -> io::Result<()> {
         let ReadBuffers {
             raw,
             packets,
             sizes,
-        } = buffers;
+            used,
+        } = into;
+        *used = 0;
         match self.tun.recv_multiple(raw, packets, sizes, 0) {
             Ok(count) => {
-                for (packet, size) in packets.iter().zip(&*sizes).take(count) {
-                    take(&packet[..*size]);
-                }
+                *used = count;
                 Ok(())
             }
             // A packet that cannot be taken apart.
@@ -164,6 +161,7 @@ pub(super) struct ReadBuffers {
     raw: Vec<u8>,
     packets: Vec<Vec<u8>>,
     sizes: Vec<usize>,
+    used: usize,
 }
 
 impl ReadBuffers {
@@ -173,7 +171,16 @@ impl ReadBuffers {
             // What the kernel hands over in one piece is taken apart into packets of at most the MTU.
             packets: vec![vec![0; LONGEST]; IDEAL_BATCH_SIZE],
             sizes: vec![0; IDEAL_BATCH_SIZE],
+            used: 0,
         }
+    }
+
+    /// The packets that were read last.
+    pub(super) fn packets(&self) -> impl Iterator<Item = &[u8]> {
+        let packets = self.packets.iter().zip(&self.sizes);
+        packets
+            .take(self.used)
+            .map(|(packet, size)| &packet[..*size])
     }
 }
 

@@ -57,19 +57,18 @@ impl Tunnel {
     pub(super) fn send(&self) -> anyhow::Error {
         let mut buffers = ReadBuffers::new();
         loop {
-            let session = self.state().session.clone();
-            let read = self.device.read(&mut buffers, |packet| {
-                if let Some(session) = &session {
-                    // What ends the session is told by its receiver, and what is too long has another chance.
-                    let _ = session.send_message(packet, None);
-                }
-            });
-            if let Err(error) = read {
+            if let Err(error) = self.device.read(&mut buffers) {
                 return anyhow!("the interface {} is gone: {error}", self.device.name());
             }
-            if let Some(session) = session {
-                self.fit(&session);
+            let session = self.state().session.clone();
+            let Some(session) = session else {
+                continue;
+            };
+            for packet in buffers.packets() {
+                // What ends the session is told by its receiver, and what is too long has another chance.
+                let _ = session.send_message(packet, None);
             }
+            self.fit(&session);
         }
     }
 
