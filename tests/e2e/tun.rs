@@ -45,7 +45,9 @@ impl World {
 
     /// Both ends, once they carry packets.
     fn start_tunnel(&self, args: &[&str]) -> [Process; 2] {
-        let server = self.start_tun(Host::Server, &[]);
+        let allowed = |arg: &&&str| ***arg == *"--no-encryption";
+        let allowed: Vec<_> = args.iter().filter(allowed).copied().collect();
+        let server = self.start_tun(Host::Server, &allowed);
         let client = self.start_tun(Host::Client, args);
         self.await_tunnel();
         [server, client]
@@ -202,6 +204,37 @@ fn tun__lets_in_only_sources_that_are_routed_there() {
     let _client = world.start_tun(Host::Client, &["--route", "10.10.0.0/24"]);
     world.await_tunnel();
     assert!(world.pings(Host::Server, &from_other));
+}
+
+#[test]
+fn tun__takes_no_session_in_the_clear_or_of_others() {
+    let Some(world) = World::with_daemons("tunclear", &Link::new(2.0, 100.0)) else {
+        return;
+    };
+    let server = world.start_tun(Host::Server, &[]);
+    let client = world.start_tun(Host::Client, &["--no-encryption"]);
+    until("a refusal", || {
+        world.tun_says(Host::Server, "is not encrypted")
+    });
+    assert!(!world.pings(Host::Client, &["-c2", SERVER[0]]));
+    drop((server, client));
+    until("no interface", || !world.has_interface(Host::Server));
+    // The client comes by the address that it has in IPv6.
+    let _server = world.start_tun(Host::Server, &[]);
+    let peer = world.testbed.addr6(Host::Server).to_string();
+    let other = [
+        "tun",
+        "up",
+        "vtl1",
+        "--peer",
+        &peer,
+        "--address",
+        "10.9.0.3/24",
+    ];
+    let _client = Process::start(&mut world.vtl(Host::Client, &other));
+    until("a refusal", || {
+        world.tun_says(Host::Server, "is not the --peer")
+    });
 }
 
 #[test]

@@ -64,8 +64,8 @@ pub(crate) struct UpArgs {
     /// Give a parameter of that graft another value than its default
     #[arg(long = "param", value_name = "NAME=VALUE", requires = "graft", value_parser = param)]
     params: Vec<(String, u32)>,
-    /// Carry packets in the clear, too
-    #[arg(long, conflicts_with = "listen")]
+    /// Carry packets in the clear, too; the end that listens must allow it as well
+    #[arg(long)]
     no_encryption: bool,
 }
 
@@ -157,8 +157,11 @@ impl End {
             let Some(agreement) = socket.agreement().cloned() else {
                 continue;
             };
-            if agreement.peer != self.peer.ip() {
-                tunnel.say(&format!("{} is not the peer: refused", agreement.peer));
+            if let Some(why) = self.refusal(&agreement) {
+                tunnel.say(&format!(
+                    "a session with {} was refused: {why}",
+                    agreement.peer
+                ));
                 continue;
             }
             *pause = FIRST_PAUSE;
@@ -172,6 +175,16 @@ impl End {
                 }
             });
         }
+    }
+
+    /// Why this end does not take a session.
+    fn refusal(&self, agreement: &Agreement) -> Option<&'static str> {
+        if agreement.peer != self.peer.ip() {
+            return Some("it is not the --peer");
+        }
+        let is_encrypted = agreement.services.contains(Services::ENCRYPTION);
+        (!is_encrypted && !self.args.no_encryption)
+            .then_some("it is not encrypted (--no-encryption allows that)")
     }
 
     fn negotiate(&self, socket: &mut Socket) -> Result<Agreement, vtl::Error> {
