@@ -48,6 +48,7 @@ mod rules;
 mod succession;
 mod systemd;
 mod talk;
+mod tun;
 mod tunnel;
 mod users;
 mod versions;

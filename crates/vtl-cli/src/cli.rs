@@ -15,6 +15,7 @@ use crate::path::PathCommand;
 use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
 use crate::top::TopArgs;
+use crate::tun::TunCommand;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,6 +94,9 @@ Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends
     /// Wait for a file from `vtl send`
     #[command(after_help = "Example: vtl recv --output /srv/incoming")]
     Recv(RecvArgs),
+    /// Carry all IP packets between two hosts, whatever protocol they have
+    #[command(subcommand)]
+    Tun(TunCommand),
     /// Say what the daemon is carrying
     Status {
         /// Write JSON for machines instead of text

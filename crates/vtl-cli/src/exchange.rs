@@ -31,7 +31,8 @@ pub(crate) struct SendArgs {
     params: Vec<(String, u32)>,
 }
 
-fn param(text: &str) -> Result<(String, u32), String> {
+/// Parses a graft's parameter.
+pub(crate) fn param(text: &str) -> Result<(String, u32), String> {
     let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
     let value = value
         .parse()
@@ -66,7 +67,7 @@ pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
             file.display()
         );
     }
-    let to = resolve(&args.to)?;
+    let to = resolve(&args.to, PORT)?;
     let mut connection = open(Mode::Initiator, to, socket)?;
     let services = Services::RELIABLE
         .union(Services::ORDERED)
@@ -119,17 +120,17 @@ fn open(mode: Mode, address: SocketAddr, socket: &SocketArgs) -> anyhow::Result<
 }
 
 /// Gives the daemon's absence, and its refusal to talk to this user, their exit statuses.
-fn explain(error: vtl::Error) -> anyhow::Error {
+pub(crate) fn explain(error: vtl::Error) -> anyhow::Error {
     match error {
         vtl::Error::Daemon(error) => daemon::explain(error),
         other => other.into(),
     }
 }
 
-/// A name or an address, either with a port behind it or without.
-fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
+/// A name or an address, either with a port behind it or without: then the default one.
+pub(crate) fn resolve(text: &str, default: u16) -> anyhow::Result<SocketAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(address, PORT));
+        return Ok(SocketAddr::new(address, default));
     }
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(address);
@@ -142,7 +143,7 @@ fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
                 port.with_context(|| format!("{text}: the port must be 1 to 65535"))?,
             )
         }
-        None => (text, PORT),
+        None => (text, default),
     };
     (host, port)
         .to_socket_addrs()
@@ -153,16 +154,16 @@ fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::resolve;
+    use super::*;
 
     #[test]
     fn resolve__takes_all_forms() {
-        let text = |t: &str| resolve(t).unwrap().to_string();
+        let text = |t: &str| resolve(t, PORT).unwrap().to_string();
         assert_eq!(text("10.0.0.2"), "10.0.0.2:9253");
         assert_eq!(text("10.0.0.2:7"), "10.0.0.2:7");
         assert_eq!(text("fd00::2"), "[fd00::2]:9253");
         assert_eq!(text("[fd00::2]:7"), "[fd00::2]:7");
-        assert!(resolve("host:0").is_err());
-        assert!(resolve("host:notaport").is_err());
+        assert!(resolve("host:0", PORT).is_err());
+        assert!(resolve("host:notaport", PORT).is_err());
     }
 }

@@ -21,6 +21,7 @@ mod rule;
 mod status;
 mod top;
 mod transfer;
+mod tun;
 pub mod units;
 
 use std::env;
@@ -60,6 +61,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),
         Command::Recv(args) => exchange::recv(&args, socket),
+        Command::Tun(command) => tun::run(&command, socket),
         Command::Status { json } => status::run(socket, json),
         Command::Testbed(args) => args.exec("testbed"),
         Command::Demo(args) => args.exec("demo"),

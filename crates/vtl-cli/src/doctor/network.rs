@@ -11,6 +11,7 @@ use std::thread;
 use libbpf_sys as sys;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use tun_rs::DeviceBuilder;
 use vtl_proto::intf;
 
 use super::check::{Check, Need, Spec};
@@ -37,6 +38,7 @@ pub(super) fn checks() -> Vec<Check> {
         namespaces(),
         root_mount(),
         netem(),
+        tun(),
         congestion_controls(),
     ]
 }
@@ -256,6 +258,19 @@ fn netem() -> Check {
             "tc",
             &["qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"],
         )?;
+        Ok("works".into())
+    }))
+}
+
+fn tun() -> Check {
+    let spec = Spec {
+        name: "tun",
+        used_for: "carrying any IP packets between two hosts (vtl tun)",
+        need: Need::Optional,
+        advice: "`vtl tun` does not work: load the module tun (modprobe tun)",
+    };
+    spec.outcome(in_scratch_namespace(|| {
+        DeviceBuilder::new().name("vtl0").build_sync()?;
         Ok("works".into())
     }))
 }

@@ -1,0 +1,189 @@
+//! A tunnel's packets: from the interface into the session, and back.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
+use ipnet::IpNet;
+use vtl::{Agreement, Shared};
+
+use super::FIRST_PAUSE;
+use super::device::{Batch, Device, LEAST_MTU, ReadBuffers};
+
+/// Maximum length of an IP packet, bytes.
+const LONGEST: usize = 65_535;
+
+/// An interface, and the session that carries its packets while there is one.
+pub(super) struct Tunnel {
+    device: Device,
+    /// Prefixes that the peer's packets may come from.
+    sources: Vec<IpNet>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<Arc<Shared>>,
+    mtu: u16,
+    /// What was said last.
+    said: String,
+}
+
+impl Tunnel {
+    pub(super) fn new(device: Device, sources: Vec<IpNet>) -> Self {
+        Self {
+            device,
+            sources,
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the user, unless it was said last.
+    pub(super) fn say(&self, words: &str) {
+        let mut state = self.state();
+        if state.said != words {
+            words.clone_into(&mut state.said);
+            eprintln!("{}: {words}", self.device.name());
+        }
+    }
+
+    /// Sends what is routed into the interface, until that is gone. Without a session it is lost.
+    pub(super) fn send(&self) -> anyhow::Error {
+        let mut buffers = ReadBuffers::new();
+        loop {
+            if let Err(error) = self.device.read(&mut buffers) {
+                return anyhow!("the interface {} is gone: {error}", self.device.name());
+            }
+            let session = self.state().session.clone();
+            let Some(session) = session else {
+                continue;
+            };
+            for packet in buffers.packets() {
+                // What ends the session is told by its receiver, and what is too long has another chance.
+                let _ = session.send_message(packet, None);
+            }
+            self.fit(&session);
+        }
+    }
+
+    /// Makes packets as long as the session carries them.
+    fn fit(&self, session: &Shared) {
+        // Of 1,280 bytes also where they go in two, as IPv6 does not go without.
+        let most = session.max_packet();
+        let least = usize::from(LEAST_MTU).min(session.max_message());
+        let Ok(mtu) = u16::try_from(most.max(least)) else {
+            return;
+        };
+        if mtu == 0 || self.state().mtu == mtu {
+            return;
+        }
+        self.state().mtu = mtu;
+        if let Err(error) = self.device.set_mtu(mtu) {
+            self.say(&format!("cannot set the MTU to {mtu}: {error}"));
+        }
+    }
+
+    /// Has a session carry the packets instead of the one before, until it ends.
+    ///
+    /// # Errors
+    /// Why it ended, but for another one that takes its place. `pause` is reset by the first packet.
+    pub(super) fn receive(
+        &self,
+        session: &Arc<Shared>,
+        agreement: &Agreement,
+        pause: &mut Duration,
+    ) -> Result<(), vtl::Error> {
+        self.fit(session);
+        self.say(&format!(
+            "carried to {} by {}, MTU {}",
+            agreement.peer,
+            agreement.graft,
+            self.state().mtu
+        ));
+        let former = self.state().session.replace(Arc::clone(session));
+        if let Some(former) = former {
+            former.abort();
+        }
+        let error = self.receive_from(session, agreement.peer, pause);
+        let current = |of: &mut Arc<Shared>| Arc::ptr_eq(of, session);
+        match self.state().session.take_if(current) {
+            Some(_) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn receive_from(&self, session: &Shared, peer: IpAddr, pause: &mut Duration) -> vtl::Error {
+        let mut batch = Batch::new();
+        let mut packet = vec![0; LONGEST];
+        let mut limit = None;
+        loop {
+            match session.recv_message(&mut packet, limit) {
+                Ok(0) => break vtl::Error::ClosedByPeer(peer),
+                Ok(length) => {
+                    *pause = FIRST_PAUSE;
+                    if self.is_allowed(&packet[..length]) {
+                        batch.push(&packet[..length]);
+                    }
+                    // What else is there goes along.
+                    limit = Some(Duration::ZERO);
+                }
+                Err(vtl::Error::TimedOut) => limit = None,
+                Err(error) => break error,
+            }
+            if limit.is_none() || batch.is_full() {
+                self.device.write(&mut batch);
+            }
+        }
+    }
+
+    /// Whether the peer may send a packet with this source.
+    fn is_allowed(&self, packet: &[u8]) -> bool {
+        let source = source(packet);
+        source.is_some_and(|source| self.sources.iter().any(|of| of.contains(&source)))
+    }
+}
+
+/// Source address of an IP packet; `None` if it is none.
+fn source(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => Some(
+            Ipv4HeaderSlice::from_slice(packet)
+                .ok()?
+                .source_addr()
+                .into(),
+        ),
+        6 => Some(
+            Ipv6HeaderSlice::from_slice(packet)
+                .ok()?
+                .source_addr()
+                .into(),
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source__is_found_in_whole_headers_only() {
+        let mut v4 = [0; 20];
+        v4[0] = 0x45;
+        v4[12..16].copy_from_slice(&[10, 9, 0, 2]);
+        assert_eq!(source(&v4), Some([10, 9, 0, 2].into()));
+        let mut v6 = [0; 40];
+        v6[0] = 0x60;
+        v6[8..24].copy_from_slice(&[0xfd; 16]);
+        assert_eq!(source(&v6), Some([0xfd; 16].into()));
+        for bad in [&v4[..19], &v6[..39], &[], &[0x50; 60], &[0x41; 60]] {
+            assert_eq!(source(bad), None, "{bad:?}");
+        }
+    }
+}
