@@ -181,6 +181,18 @@ pub enum Request {
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
+    /// What the model has chosen for the carrier `auto`, by association.
+    ///
+    /// Answer: [`SelectStatus`](crate::SelectStatus).
+    SelectStatus,
+    /// Turn the choice by the model on or off, restarts of the daemon included. Off: connections of the carrier `auto`,
+    /// those that run as well, go by TCP. Root only.
+    ///
+    /// Answer: [`SelectStatus`](crate::SelectStatus).
+    SelectSet {
+        /// On, or off.
+        on: bool,
+    },
     /// Exit, and hand everything over to another daemon, through the socket whose descriptor is in
     /// the answer. Root only.
     ///

@@ -395,6 +395,11 @@ impl Service {
                 let count = self.rules.reload()?;
                 plain(RuleCount { count })
             }
+            Request::SelectStatus => plain(self.broker.flows().select_status()),
+            Request::SelectSet { on } => {
+                root("select")?;
+                plain(self.broker.flows().select(on)?)
+            }
             Request::TakeOver => {
                 root("take-over")?;
                 if !caller.near {

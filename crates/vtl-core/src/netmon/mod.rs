@@ -3,18 +3,21 @@
 //! - [`Counters`]: what a carrier counts; [`Tracker`] takes what has come since the last reading ([`Step`]).
 //! - [`Estimator`]: the state of a path ([`Metrics`]) from the steps of all connections of one kind to a host.
 //! - [`best`]: the state of a path of which several kinds of carriers have told.
+//! - [`figures`], [`told`]: what hosts tell each other of the direction in which they send.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back. Nothing here allocates without bound.
 
 mod class;
 mod counters;
 mod estimator;
+mod told;
 
 use std::time::Duration;
 
 pub use class::Class;
 pub use counters::{Bound, Counters, Step, Tracker};
 pub use estimator::Estimator;
+pub use told::{figures, told};
 
 /// The state of a path in the direction in which this host sends. What was not measured is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

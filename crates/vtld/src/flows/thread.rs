@@ -12,7 +12,7 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{CarrierStatus, FlowList, FlowStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
@@ -38,6 +38,8 @@ enum Command {
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
     Rules(Reply<Vec<RuleState>>),
+    /// Whether the switch was changed.
+    Select(bool, Reply<SelectStatus>),
     Resume(Handover, Descriptors, Reply<Descriptors>),
     Leave(Lent, Reply<Handover>),
     Stop,
@@ -236,6 +238,31 @@ impl Handle {
         self.ask(Command::Rules).unwrap_or_default()
     }
 
+    /// What the model has chosen, by association.
+    pub(crate) fn select_status(&self) -> SelectStatus {
+        let status = self.ask(|reply| Command::Select(false, reply));
+        status.unwrap_or_else(|| self.no_choice())
+    }
+
+    /// Turns the choice by the model on or off: returns once flows that run have been moved.
+    ///
+    /// # Errors
+    /// The change does not outlive this daemon, or is not made.
+    pub(crate) fn select(&self, is_on: bool) -> Result<SelectStatus, String> {
+        let set = self.shared.limits.selection.set(is_on);
+        let status = self.ask(|reply| Command::Select(true, reply));
+        tracing::info!(is_on, "select: the choice by the model was switched");
+        set.map(|()| status.unwrap_or_else(|| self.no_choice()))
+    }
+
+    /// Without a thread.
+    fn no_choice(&self) -> SelectStatus {
+        SelectStatus {
+            on: self.shared.limits.selection.is_on(),
+            paths: Vec::new(),
+        }
+    }
+
     /// Restores the state handed over by a former daemon. Returns the other descriptors.
     pub(crate) fn resume(&self, left: Handover, descriptors: Descriptors) -> Option<Descriptors> {
         self.ask(|reply| Command::Resume(left, descriptors, reply))
@@ -296,6 +323,10 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Rules(reply) => drop(reply.send(flows.rule_states())),
+            Command::Select(is_changed, reply) => drop(reply.send(match is_changed {
+                true => flows.follow_selection(),
+                false => flows.select_status(),
+            })),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {
                 let flows = Rc::clone(&flows);

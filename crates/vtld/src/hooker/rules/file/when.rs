@@ -73,6 +73,7 @@ impl Source<'_> {
                 return Ok((condition, carrier, at));
             }
             Carrier::Control(_) => "a running connection keeps its congestion control",
+            Carrier::Auto => "it has conditions of its own, the model's",
             _ => "what it loses is lost, and a condition is no reason to lose something",
         };
         let text = format!(
@@ -116,6 +117,10 @@ impl Source<'_> {
                 return self.wrong(at, text.into());
             }
         };
+        if *own == Carrier::Auto {
+            let text = "auto chooses by the path itself, so it excludes when";
+            return self.wrong(at, text.into());
+        }
         if matches!(own, Carrier::Lossy(_)) {
             let text =
                 format!("{own} is loss-tolerant, and such connections are not moved by when");
@@ -237,6 +242,16 @@ mod tests {
             (of("carrier = \"tcp:bbr\"", good), 4, 1, "goes past vtld"),
             (of("bypass = true", good), 4, 1, "goes past vtld"),
             (of("listen = 80", good), 4, 1, "who connects chooses"),
+            (of("carrier = \"auto\"", good), 4, 1, "excludes when"),
+            (
+                of(
+                    "carrier = \"best\"",
+                    "{ if = \"rtt > 9ms\", carrier = \"auto\" }",
+                ),
+                4,
+                39,
+                "auto cannot take connections over",
+            ),
             (
                 of("carrier = \"udp\"\nloss_tolerant = true", good),
                 5,
