@@ -83,24 +83,42 @@ fn synced(file: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// A directory that vanishes with its owner.
+    struct State(PathBuf);
+
+    impl State {
+        fn new(name: &str) -> Self {
+            let name = format!("vtld-select-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).expect("a directory");
+            Self(path)
+        }
+    }
+
+    impl Drop for State {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
     #[test]
     fn set__outlives_the_daemon() {
-        let state = tempfile::tempdir().unwrap();
-        let open = || Selection::open(state.path());
+        let state = State::new("kept");
+        let open = || Selection::open(&state.0);
         assert!(open().is_on(), "unless it was set otherwise");
         for is_on in [false, false, true, true, false] {
             let selection = open();
-            selection.set(is_on).unwrap();
+            selection.set(is_on).expect("set");
             assert_eq!([selection.is_on(), open().is_on()], [is_on; 2]);
         }
     }
 
     #[test]
     fn set__off_is_off_also_where_it_cannot_be_kept() {
-        let state = tempfile::tempdir().unwrap();
-        let selection = Selection::open(&state.path().join("none"));
+        let state = State::new("lost");
+        let selection = Selection::open(&state.0.join("none"));
         assert!(selection.is_on());
-        let error = selection.set(false).unwrap_err();
+        let error = selection.set(false).expect_err("no directory");
         assert!(error.contains("select.off"), "{error}");
         assert!(!selection.is_on());
         assert!(selection.set(true).is_ok() && selection.is_on());
