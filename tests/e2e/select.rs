@@ -113,7 +113,12 @@ impl Transfer {
     /// Bytes of the flow so far, both directions.
     fn moved(&self) -> u64 {
         let flows = self.flows(Host::Client);
-        let bytes = |key: &str| flows.first().and_then(|flow| flow[key].as_u64()).unwrap_or(0);
+        let bytes = |key: &str| {
+            flows
+                .first()
+                .and_then(|flow| flow[key].as_u64())
+                .unwrap_or(0)
+        };
         bytes("bytes_sent") + bytes("bytes_received")
     }
 
@@ -219,7 +224,10 @@ fn select__off_is_tcp_for_all_and_stays() {
         .auto_curl(&["-o", to.to_str().expect("UTF-8"), &url]);
     let by = |transfer: &Transfer| -> Vec<Value> {
         let flows = transfer.flows(Host::Client);
-        flows.into_iter().map(|flow| flow["sends_by"].clone()).collect()
+        flows
+            .into_iter()
+            .map(|flow| flow["sends_by"].clone())
+            .collect()
     };
     until("a second flow", || by(&transfer).len() == 2);
     assert!(by(&transfer).iter().all(|by| *by == "tcp"));
@@ -242,7 +250,9 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
         return;
     };
     let mut transfer = Transfer::download(world);
-    until("a decision", || transfer.chosen()["explanation"].is_string());
+    until("a decision", || {
+        transfer.chosen()["explanation"].is_string()
+    });
     assert_eq!(transfer.chosen()["carrier"], "tcp");
     transfer.world.testbed.set(&far()).expect("set");
     transfer.goes_by("graft", "auto: graft:stream");
@@ -264,7 +274,12 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
     world.serve("little", 1000);
     let address = world.servers()[0].to_string();
     let other = format!("http://{address}:9000/little");
-    assert!(world.auto_curl(&["-o", "/dev/null", &other]).wait().success());
+    assert!(
+        world
+            .auto_curl(&["-o", "/dev/null", &other])
+            .wait()
+            .success()
+    );
     until("the choice of the other one", || {
         let selected = world.selected();
         let mut paths = selected["paths"].as_array().into_iter().flatten();
