@@ -13,10 +13,16 @@ use crate::harness::{Process, Spoken, World, payload, python3, same, until, url,
 const FAR_MS: f64 = 300.0;
 const LOSS_PCT: f64 = 2.0;
 const NEAR_MS: f64 = 5.0;
+/// One where it says `tcp` while nothing gets lost, and `graft:stream` once something does.
+const BETWEEN_MS: f64 = 40.0;
+const TURNED_PCT: f64 = 4.0;
 /// Mbit/s: slow enough for what is to happen in the middle.
 const CRAWL: f64 = 8.0;
 const FAST: f64 = 200.0;
 const SIZE: usize = 24 << 20;
+/// A program that takes this much, bytes per second, fills no queue: so losses are the path's.
+const LIMIT: &str = "400k";
+const LIMITED: usize = 8 << 20;
 
 fn far() -> Link {
     Link {
@@ -61,10 +67,16 @@ impl World {
 
 impl Transfer {
     fn download(world: World) -> Self {
-        let wanted = world.serve("big", SIZE);
+        Self::download_of(world, SIZE, &[])
+    }
+
+    /// The same of so many bytes, with options of curl's.
+    fn download_of(world: World, size: usize, args: &[&str]) -> Self {
+        let wanted = world.serve("big", size);
         let to = world.path("got");
         let url = url(world.servers()[0], "big");
-        let process = world.auto_curl(&["-o", to.to_str().expect("UTF-8"), &url]);
+        let output = ["-o", to.to_str().expect("UTF-8"), &url];
+        let process = world.auto_curl(&[args, &output].concat());
         Self::begin(world, process, wanted, to)
     }
 
@@ -183,17 +195,17 @@ fn select__a_download_over_a_lossy_path_moves_to_the_graft() {
 
 #[test]
 fn select__over_a_short_clean_path_it_stays() {
-    let Some(world) = World::new("select-near", &Link::new(NEAR_MS, CRAWL)) else {
+    let Some(world) = World::new("select-near", &Link::new(NEAR_MS, FAST)) else {
         return;
     };
-    let mut transfer = Transfer::download(world);
+    let mut transfer = Transfer::download_of(world, LIMITED, &["--limit-rate", LIMIT]);
     until("a decision", || {
         assert!(transfer.process.ended().is_none(), "it has ended before");
         transfer.chosen()["explanation"].is_string()
     });
-    transfer.goes_by("tcp", "auto: tcp");
+    transfer.goes_by("tcp", "auto: tcp for rtt");
     transfer.goes_on(1 << 20);
-    transfer.goes_by("tcp", "auto: tcp");
+    transfer.goes_by("tcp", "auto: tcp for rtt");
     let chosen = transfer.chosen();
     assert_eq!(chosen["carrier"], "tcp", "{chosen}");
     let world = transfer.ends();
@@ -243,18 +255,16 @@ fn select__off_is_tcp_for_all_and_stays() {
     transfer.ends();
 }
 
-/// A path that is clean at first, and then far and lossy.
+/// A path that is clean at first, and then loses packets.
 #[test]
 fn select__a_path_that_turns_bad_and_a_known_one() {
-    let Some(world) = World::new("select-turns", &Link::new(NEAR_MS, CRAWL)) else {
+    let Some(world) = World::new("select-turns", &Link::new(BETWEEN_MS, CRAWL)) else {
         return;
     };
     let mut transfer = Transfer::download(world);
-    until("a decision", || {
-        transfer.chosen()["explanation"].is_string()
-    });
-    assert_eq!(transfer.chosen()["carrier"], "tcp");
-    transfer.world.testbed.set(&far()).expect("set");
+    transfer.goes_on(4 << 20);
+    transfer.goes_by("tcp", "auto: tcp");
+    transfer.world.set_loss(TURNED_PCT);
     transfer.goes_by("graft", "auto: graft:stream");
     transfer.goes_on(200_000);
     let world = transfer.ends();

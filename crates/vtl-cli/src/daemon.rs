@@ -34,10 +34,7 @@ impl SocketArgs {
 ///
 /// # Errors
 /// It does not answer, or refuses: with the exit status for that.
-pub fn ask<T>(
-    socket: &Path,
-    what: impl FnOnce(&Client) -> Result<T, Error>,
-) -> anyhow::Result<T> {
+pub fn ask<T>(socket: &Path, what: impl FnOnce(&Client) -> Result<T, Error>) -> anyhow::Result<T> {
     Client::connect(socket)
         .and_then(|daemon| what(&daemon))
         .map_err(explain)

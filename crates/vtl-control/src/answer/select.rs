@@ -44,7 +44,7 @@ pub struct SelectedPath {
     /// whether that is a lower bound;
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_at_least: Option<bool>,
-    /// packets that the loss is of.
+    /// packets that this loss is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets: Option<u64>,
     /// Why, in short.

@@ -424,7 +424,7 @@ fn select__has_this_form() {
         rate_mbit: None,
         rate_at_least: None,
         packets: None,
-        why: "auto: tcp, the path is not known yet".to_owned(),
+        why: "auto: tcp, too little is known of the path yet".to_owned(),
         explanation: None,
         since_s: None,
     };
@@ -452,13 +452,13 @@ fn select__has_this_form() {
             "paths": [
                 {
                     "peer": "192.0.2.1", "carrier": "tcp", "flows": 1,
-                    "why": "auto: tcp, the path is not known yet",
+                    "why": "auto: tcp, too little is known of the path yet",
                 },
                 {
                     "peer": "192.0.2.1", "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
                     "direction": "receives", "min_rtt_ms": 600.5, "loss_pct": 2.0, "loss_burst": 1.5,
                     "rate_mbit": 9.5, "rate_at_least": true, "packets": 4096,
-                    "why": "auto: tcp, the path is not known yet", "explanation": "graft:stream: in",
+                    "why": "auto: tcp, too little is known of the path yet", "explanation": "graft:stream: in",
                     "since_s": 3.5,
                 },
             ],
