@@ -42,7 +42,7 @@ struct Transfer {
 impl World {
     /// What the client says of the choice.
     fn selected(&self) -> Value {
-        self.call(Host::Client, &Request::SelectStatus)
+        self.call(Host::Client, &Request::SelectStatus { from: 0 })
     }
 
     /// `vtl select` on the client, to succeed.

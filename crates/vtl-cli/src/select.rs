@@ -2,9 +2,9 @@
 //! beforehand.
 
 use clap::Subcommand;
-use vtl_control::{Request, SelectStatus, SelectedPath};
+use vtl_control::{Client, Done, Request, SelectStatus, SelectedPath};
 
-use crate::daemon::SocketArgs;
+use crate::daemon::{self, SocketArgs};
 use crate::lab::{EXPLAIN, LabArgs};
 use crate::output;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(command: &SelectCommand, socket: &SocketArgs) -> anyhow::Resul
         SelectCommand::On => set(true, socket),
         SelectCommand::Off => set(false, socket),
         SelectCommand::Status { json } => {
-            let status: SelectStatus = socket.call(&Request::SelectStatus)?;
+            let status = daemon::ask(&socket.socket, Client::selected)?;
             match json {
                 true => output::show(&status, true)?,
                 false => output::print(&text(&status))?,
@@ -65,7 +65,7 @@ pub(crate) fn run(command: &SelectCommand, socket: &SocketArgs) -> anyhow::Resul
 }
 
 fn set(on: bool, socket: &SocketArgs) -> anyhow::Result<()> {
-    let _: SelectStatus = socket.call(&Request::SelectSet { on })?;
+    let _: Done = socket.call(&Request::SelectSet { on })?;
     Ok(())
 }
 
@@ -149,6 +149,7 @@ mod tests {
         let status = SelectStatus {
             on: false,
             paths: Vec::new(),
+            more: None,
         };
         let text = text(&status);
         assert!(text.starts_with("select: off") && text.contains("paths: none"));

@@ -17,7 +17,9 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{FlowList, PathList, Peers, Request, Rules, Status, answer::from_message};
+use crate::{
+    FlowList, PathList, Peers, Request, Rules, SelectStatus, Status, answer::from_message,
+};
 
 /// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vtl/vtld.sock";
@@ -168,6 +170,20 @@ impl Client {
             list.more = page.more.filter(|more| *more > from);
         }
         Ok(list)
+    }
+
+    /// The choice by the model: requests all pages.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn selected(&self) -> Result<SelectStatus, Error> {
+        let mut status: SelectStatus = self.call(&Request::SelectStatus { from: 0 })?;
+        while let Some(from) = status.more {
+            let page: SelectStatus = self.call(&Request::SelectStatus { from })?;
+            status.paths.extend(page.paths);
+            status.more = page.more.filter(|more| *more > from);
+        }
+        Ok(status)
     }
 
     /// All known peers: requests all pages.

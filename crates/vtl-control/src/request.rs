@@ -181,14 +181,18 @@ pub enum Request {
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
-    /// What the model has chosen for the carrier `auto`, by association.
+    /// Whether the model chooses for the carrier `auto`, and a page of what it has chosen, from an index on.
     ///
     /// Answer: [`SelectStatus`](crate::SelectStatus).
-    SelectStatus,
+    SelectStatus {
+        /// The index of the first association.
+        #[serde(default, skip_serializing_if = "is_default")]
+        from: usize,
+    },
     /// Turn the choice by the model on or off, restarts of the daemon included. Off: connections of the carrier `auto`,
     /// those that run as well, go by TCP. Root only.
     ///
-    /// Answer: [`SelectStatus`](crate::SelectStatus).
+    /// Answer: [`Done`](crate::Done).
     SelectSet {
         /// On, or off.
         on: bool,

@@ -395,10 +395,11 @@ impl Service {
                 let count = self.rules.reload()?;
                 plain(RuleCount { count })
             }
-            Request::SelectStatus => plain(self.broker.flows().select_status()),
+            Request::SelectStatus { from } => plain(self.broker.flows().select_status(from)),
             Request::SelectSet { on } => {
                 root("select")?;
-                plain(self.broker.flows().select(on)?)
+                self.broker.flows().select(on)?;
+                plain(Done {})
             }
             Request::TakeOver => {
                 root("take-over")?;

@@ -4,14 +4,16 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The choice by the model. Answers [`Request::SelectStatus`](crate::Request::SelectStatus) and
-/// [`Request::SelectSet`](crate::Request::SelectSet).
+/// The choice by the model. Answers [`Request::SelectStatus`](crate::Request::SelectStatus).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelectStatus {
     /// Whether it chooses.
     pub on: bool,
-    /// One row for each association of the carrier `auto` that this host has opened: by host and profile.
+    /// A page of the associations of the carrier `auto` that this host has opened, sorted by host and profile.
     pub paths: Vec<SelectedPath>,
+    /// First index of the next page, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more: Option<usize>,
 }
 
 /// What the model has chosen for the flows to a host.

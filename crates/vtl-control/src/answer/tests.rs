@@ -446,6 +446,7 @@ fn select__has_this_form() {
         SelectStatus {
             on: true,
             paths: vec![unknown, known],
+            more: Some(100),
         },
         json!({
             "on": true,
@@ -462,6 +463,7 @@ fn select__has_this_form() {
                     "since_s": 3.5,
                 },
             ],
+            "more": 100,
         }),
     );
 }

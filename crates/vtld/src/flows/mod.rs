@@ -42,7 +42,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, task::spawn_local, time::timeout};
-use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
@@ -78,7 +78,7 @@ const MOST_NAMES: usize = 4096;
 /// Timeout of a connect that requires a carrier: enough for three attempts over a satellite link, less than the
 /// applications' own connect timeouts.
 const CARRIER_WAIT: Duration = Duration::from_secs(10);
-/// Maximum number of flows in one message.
+/// Maximum number of flows, or of associations, in one message.
 const PAGE: usize = 100;
 
 /// Identity of an association. The tag is chosen by the opener.
@@ -496,10 +496,9 @@ impl Flows {
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
-    /// Follows a change of [`Limits::selection`] at once. Returns what the model has chosen.
-    pub(crate) fn follow_selection(&self) -> SelectStatus {
+    /// Follows a change of [`Limits::selection`] at once.
+    pub(crate) fn follow_selection(&self) {
         self.follow_paths(&self.peers());
-        self.select_status()
     }
 
     /// Status, one row for each carrier.

@@ -22,7 +22,7 @@ use vtl_proto::{
 };
 
 use super::{
-    Flows, Target,
+    Flows, PAGE, Target,
     control::Control,
     peer::Peer,
     reconfigure::{By, Following, STALE},
@@ -187,13 +187,16 @@ impl Flows {
         }
     }
 
-    /// What the model has chosen, by association.
-    pub(crate) fn select_status(&self) -> SelectStatus {
+    /// What the model has chosen, by association: a page from an index on.
+    pub(crate) fn select_status(&self, from: usize) -> SelectStatus {
         let on = self.limits.selection.is_on();
         let peers = self.peers();
         let mut paths: Vec<_> = peers.iter().filter_map(|peer| peer.selected(on)).collect();
         paths.sort_by(|a, b| (a.peer, &a.profile).cmp(&(b.peer, &b.profile)));
-        SelectStatus { on, paths }
+        let end = from.saturating_add(PAGE);
+        let more = (paths.len() > end).then_some(end);
+        let paths = paths.into_iter().skip(from).take(PAGE).collect();
+        SelectStatus { on, paths, more }
     }
 }
 

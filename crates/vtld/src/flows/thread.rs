@@ -38,8 +38,9 @@ enum Command {
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
     Rules(Reply<Vec<RuleState>>),
-    /// Whether the switch was changed.
-    Select(bool, Reply<SelectStatus>),
+    Selected(usize, Reply<SelectStatus>),
+    /// The switch of the choice by the model was changed.
+    Select(Reply<()>),
     Resume(Handover, Descriptors, Reply<Descriptors>),
     Leave(Lent, Reply<Handover>),
     Stop,
@@ -238,29 +239,27 @@ impl Handle {
         self.ask(Command::Rules).unwrap_or_default()
     }
 
-    /// What the model has chosen, by association.
-    pub(crate) fn select_status(&self) -> SelectStatus {
-        let status = self.ask(|reply| Command::Select(false, reply));
-        status.unwrap_or_else(|| self.no_choice())
+    /// What the model has chosen, by association: a page from an index on.
+    pub(crate) fn select_status(&self, from: usize) -> SelectStatus {
+        let status = self.ask(|reply| Command::Selected(from, reply));
+        status.unwrap_or_else(|| SelectStatus {
+            on: self.shared.limits.selection.is_on(),
+            paths: Vec::new(),
+            more: None,
+        })
     }
 
-    /// Turns the choice by the model on or off: returns once flows that run have been moved.
+    /// Turns the choice by the model on or off: returns once flows that run follow.
     ///
     /// # Errors
     /// The change does not outlive this daemon, or is not made.
-    pub(crate) fn select(&self, is_on: bool) -> Result<SelectStatus, String> {
+    pub(crate) fn select(&self, is_on: bool) -> Result<(), String> {
         let set = self.shared.limits.selection.set(is_on);
-        let status = self.ask(|reply| Command::Select(true, reply));
-        tracing::info!(is_on, "select: the choice by the model was switched");
-        set.map(|()| status.unwrap_or_else(|| self.no_choice()))
-    }
-
-    /// Without a thread.
-    fn no_choice(&self) -> SelectStatus {
-        SelectStatus {
-            on: self.shared.limits.selection.is_on(),
-            paths: Vec::new(),
+        let _ = self.ask(Command::Select);
+        if set.is_ok() {
+            tracing::info!(is_on, "select: the choice by the model was switched");
         }
+        set
     }
 
     /// Restores the state handed over by a former daemon. Returns the other descriptors.
@@ -323,10 +322,8 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Rules(reply) => drop(reply.send(flows.rule_states())),
-            Command::Select(is_changed, reply) => drop(reply.send(match is_changed {
-                true => flows.follow_selection(),
-                false => flows.select_status(),
-            })),
+            Command::Selected(from, reply) => drop(reply.send(flows.select_status(from))),
+            Command::Select(reply) => drop(reply.send(flows.follow_selection())),
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {
                 let flows = Rc::clone(&flows);
