@@ -1,6 +1,8 @@
 //! `vtl select`: the carrier `auto` on this host, which the daemon chooses; and, by `vtl-lab`, the part that is done
 //! beforehand.
 
+use std::fmt::Write;
+
 use clap::Subcommand;
 use vtl_control::{Client, Done, Request, SelectStatus, SelectedPath};
 
@@ -81,7 +83,7 @@ fn text(status: &SelectStatus) -> String {
     for path in &status.paths {
         out.push('\n');
         for (key, value) in cells(path) {
-            out.push_str(&format!("{key}: {value}\n"));
+            let _ = writeln!(out, "{key}: {value}");
         }
     }
     out

@@ -323,7 +323,10 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Rules(reply) => drop(reply.send(flows.rule_states())),
             Command::Selected(from, reply) => drop(reply.send(flows.select_status(from))),
-            Command::Select(reply) => drop(reply.send(flows.follow_selection())),
+            Command::Select(reply) => {
+                flows.follow_selection();
+                let _ = reply.send(());
+            }
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {
                 let flows = Rc::clone(&flows);

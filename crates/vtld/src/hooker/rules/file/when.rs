@@ -242,16 +242,6 @@ mod tests {
             (of("carrier = \"tcp:bbr\"", good), 4, 1, "goes past vtld"),
             (of("bypass = true", good), 4, 1, "goes past vtld"),
             (of("listen = 80", good), 4, 1, "who connects chooses"),
-            (of("carrier = \"auto\"", good), 4, 1, "excludes when"),
-            (
-                of(
-                    "carrier = \"best\"",
-                    "{ if = \"rtt > 9ms\", carrier = \"auto\" }",
-                ),
-                4,
-                39,
-                "auto cannot take connections over",
-            ),
             (
                 of("carrier = \"udp\"\nloss_tolerant = true", good),
                 5,
@@ -300,6 +290,19 @@ mod tests {
             );
             assert!(wrong.text.contains(about), "{wrong}: {text}");
         }
+    }
+
+    #[test]
+    fn when__excludes_auto() {
+        let of = |own: &str, case: &str| {
+            let case = format!("{{ if = \"rtt > 9ms\", carrier = \"{case}\" }}");
+            rule(&format!("carrier = \"{own}\"\nwhen = {case}"))
+        };
+        let wrong = of("auto", "quic").expect_err("refused");
+        assert!(wrong.text.contains("excludes when"), "{wrong}");
+        let wrong = of("best", "auto").expect_err("refused");
+        let about = "auto cannot take connections over";
+        assert!(wrong.text.contains(about), "{wrong}");
     }
 
     proptest! {
