@@ -12,7 +12,7 @@ use crate::harness::{Process, Spoken, World, payload, python3, same, until, url,
 /// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
 const FAR_MS: f64 = 300.0;
 const LOSS_PCT: f64 = 2.0;
-const NEAR_MS: f64 = 5.0;
+const NEAR_MS: f64 = 8.0;
 /// One where it says `tcp` while nothing gets lost, and `graft:stream` once something does.
 const BETWEEN_MS: f64 = 40.0;
 const TURNED_PCT: f64 = 4.0;
@@ -22,7 +22,7 @@ const FAST: f64 = 200.0;
 const SIZE: usize = 24 << 20;
 /// A program that takes this much, bytes per second, fills no queue: so losses are the path's.
 const LIMIT: &str = "400k";
-const LIMITED: usize = 8 << 20;
+const LIMITED: usize = 16 << 20;
 
 fn far() -> Link {
     Link {
