@@ -7,7 +7,7 @@ use serde_json::Value;
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, Spoken, World, payload, python3, same, until, url, words};
+use crate::harness::{Process, Spoken, World, payload, python3, run, same, until, url, words};
 
 /// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
 const FAR_MS: f64 = 300.0;
@@ -37,6 +37,17 @@ struct Transfer {
     process: Process,
     wanted: PathBuf,
     to: PathBuf,
+}
+
+/// Both hosts with daemons and a web server's hooked port, and TCP as the model knows it.
+fn world(name: &str, link: &Link) -> Option<World> {
+    let world = World::new(name, link)?;
+    for host in [Host::Client, Host::Server] {
+        let sysctl = world.testbed.command(host, "sysctl");
+        let mut sysctl = sysctl.expect("a namespace");
+        run(sysctl.args(["-q", "-w", "net.ipv4.tcp_congestion_control=cubic"]));
+    }
+    Some(world)
 }
 
 impl World {
@@ -180,7 +191,7 @@ fn moves(mut transfer: Transfer, direction: &str) {
 
 #[test]
 fn select__an_upload_over_a_lossy_path_moves_to_the_graft() {
-    if let Some(world) = World::new("select-up", &far()) {
+    if let Some(world) = world("select-up", &far()) {
         moves(Transfer::upload(world), "sends");
     }
 }
@@ -188,14 +199,14 @@ fn select__an_upload_over_a_lossy_path_moves_to_the_graft() {
 /// Its client sees no losses: the server tells.
 #[test]
 fn select__a_download_over_a_lossy_path_moves_to_the_graft() {
-    if let Some(world) = World::new("select-down", &far()) {
+    if let Some(world) = world("select-down", &far()) {
         moves(Transfer::download(world), "receives");
     }
 }
 
 #[test]
 fn select__over_a_short_clean_path_it_stays() {
-    let Some(world) = World::new("select-near", &Link::new(NEAR_MS, FAST)) else {
+    let Some(world) = world("select-near", &Link::new(NEAR_MS, FAST)) else {
         return;
     };
     let mut transfer = Transfer::download_of(world, LIMITED, &["--limit-rate", LIMIT]);
@@ -215,7 +226,7 @@ fn select__over_a_short_clean_path_it_stays() {
 /// The kill switch: what runs and what is new goes by TCP, also after a restart.
 #[test]
 fn select__off_is_tcp_for_all_and_stays() {
-    let Some(world) = World::new("select-off", &far()) else {
+    let Some(world) = world("select-off", &far()) else {
         return;
     };
     let mut transfer = Transfer::download(world);
@@ -258,7 +269,7 @@ fn select__off_is_tcp_for_all_and_stays() {
 /// A path that is clean at first, and then loses packets.
 #[test]
 fn select__a_path_that_turns_bad_and_a_known_one() {
-    let Some(world) = World::new("select-turns", &Link::new(BETWEEN_MS, CRAWL)) else {
+    let Some(world) = world("select-turns", &Link::new(BETWEEN_MS, CRAWL)) else {
         return;
     };
     let mut transfer = Transfer::download(world);
@@ -301,7 +312,7 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
 /// What the command says of a path, by the daemon's figures.
 #[test]
 fn select__explains_a_path() {
-    let Some(world) = World::new("select-explain", &Link::new(NEAR_MS, FAST)) else {
+    let Some(world) = world("select-explain", &Link::new(NEAR_MS, FAST)) else {
         return;
     };
     world.serve("file", 1 << 20);
