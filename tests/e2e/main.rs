@@ -45,6 +45,7 @@ mod registry;
 mod require;
 mod restart;
 mod rules;
+mod select;
 mod succession;
 mod systemd;
 mod talk;

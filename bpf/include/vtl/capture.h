@@ -195,6 +195,11 @@ static __always_inline int is_near(const struct vtl_near *near) {
     return near->until > bpf_ktime_get_ns() && !near->spoiled;
 }
 
+/* 1 if connects with this wish bypass vtld when they are to near hosts. */
+static __always_inline int leaves_near(__u32 wish) {
+    return !wish || (wish != VTL_WISH_PLAIN && (wish & VTL_WISH_NEAR));
+}
+
 /* Decides on capture. 1: the connect goes to vtld, and `dest` is stored. */
 static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                    __u32 wish) {
@@ -204,7 +209,7 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
 
     if (!is_served())
         return 0;
-    near = wish ? NULL : bpf_map_lookup_elem(&vtl_near, dest->addr);
+    near = leaves_near(wish) ? bpf_map_lookup_elem(&vtl_near, dest->addr) : NULL;
     if (near && is_near(near))
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);

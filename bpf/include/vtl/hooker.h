@@ -33,6 +33,7 @@ enum {
     VTL_CC_NAME_MAX = 16,        /* name of a TCP congestion control, with its final 0 */
     VTL_WISH_PLAIN = 0xffffffff, /* vtl_captured.wish: no capture */
     VTL_WISH_REQUIRE = 1 << 30,  /* flag in others: never TCP, so the connect fails without vtld */
+    VTL_WISH_NEAR = 1 << 29,     /* flag in others: connects to near hosts bypass vtld */
 };
 
 /* Decision graph of bpf/rules.bpf.c: a table of steps with forward edges only. vtld replaces it as

@@ -14,6 +14,7 @@ use crate::lab::{self, LabArgs};
 use crate::path::PathCommand;
 use crate::peer::PeerCommand;
 use crate::rule::RuleCommand;
+use crate::select::SelectCommand;
 use crate::top::TopArgs;
 use crate::tun::TunCommand;
 
@@ -109,8 +110,8 @@ Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends
     Demo(LabArgs),
     #[command(about = lab::BENCH)]
     Bench(LabArgs),
-    #[command(about = lab::SELECT)]
-    Select(LabArgs),
+    #[command(subcommand, about = lab::SELECT)]
+    Select(SelectCommand),
     /// Say which kernel features are there, which are not, and what follows
     #[command(
         after_help = "Exits with 0 if VTL can run here, 1 if it cannot, 77 if only root can tell."

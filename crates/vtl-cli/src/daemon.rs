@@ -31,10 +31,10 @@ impl SocketArgs {
 }
 
 /// Asks the daemon at `socket`.
-pub(crate) fn ask<T>(
-    socket: &Path,
-    what: impl FnOnce(&Client) -> Result<T, Error>,
-) -> anyhow::Result<T> {
+///
+/// # Errors
+/// It does not answer, or refuses: with the exit status for that.
+pub fn ask<T>(socket: &Path, what: impl FnOnce(&Client) -> Result<T, Error>) -> anyhow::Result<T> {
     Client::connect_bounded(socket)
         .and_then(|daemon| what(&daemon))
         .map_err(explain)

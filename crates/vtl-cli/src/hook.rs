@@ -50,7 +50,8 @@ pub(crate) struct HookAddArgs {
 /// What connections travel by.
 #[derive(Debug, Args)]
 struct CarrierArg {
-    /// What the connections travel by, instead of what VTL would choose: `tcp`, TCP as it is;
+    /// What the connections travel by, instead of the best graft: `auto`, what suits path and application, chosen while
+    /// they run (vtl select); `tcp`, TCP as it is;
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (stream, hybla,
     /// vegas, westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
     /// `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and

@@ -1,14 +1,15 @@
 //! `vtl bench`, `vtl demo`, `vtl testbed` and a part of `vtl select`: what starts `vtl-lab`, the program that has them.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{io, iter};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 
+use crate::daemon::SocketArgs;
 use crate::programs::{find_program, is_executable};
 
 /// The program.
@@ -23,7 +24,9 @@ pub const DEMO: &str = "Download a file over a bad link by TCP cubic, TCP BBR an
 pub const BENCH: &str = "Measure VTL against TCP, QUIC and UDP, over links of any quality";
 /// See [`TESTBED`].
 pub const SELECT: &str =
-    "Measure which carrier suits which path and application, and learn to choose";
+    "Have carriers chosen by path and application; measure which one suits which, and learn";
+/// `vtl select explain`.
+pub const EXPLAIN: &str = "Say what VTL would choose for a path and an application, why, and what each carrier would take";
 
 /// The commands of `vtl select` that the program has.
 const SELECT_COMMANDS: [&str; 5] = ["explain", "measure", "train", "evaluate", "compare"];
@@ -42,14 +45,16 @@ pub(crate) struct LabArgs {
 }
 
 impl LabArgs {
-    /// Becomes `vtl-lab COMMAND ARGUMENTS`.
+    /// Becomes `vtl-lab COMMAND ARGUMENTS`. `socket`: where the daemon is.
     ///
     /// # Errors
     /// It is not installed, or cannot be run: returns only then.
-    pub(crate) fn exec(&self, command: &str) -> anyhow::Result<()> {
+    pub(crate) fn exec(&self, command: &[&str], socket: &SocketArgs) -> anyhow::Result<()> {
+        let lab = find().map_err(|_| missing(&command.join(" ")))?;
+        let option = [OsStr::new("--socket"), socket.socket.as_os_str()];
+        let command = command.iter().map(OsStr::new);
         let arguments = self.arguments.iter().map(OsString::as_os_str);
-        let lab = find().map_err(|_| missing(command))?;
-        exec(&lab, iter::once(OsStr::new(command)).chain(arguments))
+        exec(&lab, option.into_iter().chain(command).chain(arguments))
     }
 }
 

@@ -18,6 +18,7 @@ pub mod programs;
 pub mod progress;
 mod registry;
 mod rule;
+mod select;
 mod status;
 mod top;
 mod transfer;
@@ -63,10 +64,10 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Recv(args) => exchange::recv(&args, socket),
         Command::Tun(command) => tun::run(&command, socket),
         Command::Status { json } => status::run(socket, json),
-        Command::Testbed(args) => args.exec("testbed"),
-        Command::Demo(args) => args.exec("demo"),
-        Command::Bench(args) => args.exec("bench"),
-        Command::Select(args) => args.exec("select"),
+        Command::Testbed(args) => args.exec(&["testbed"], socket),
+        Command::Demo(args) => args.exec(&["demo"], socket),
+        Command::Bench(args) => args.exec(&["bench"], socket),
+        Command::Select(command) => select::run(&command, socket),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

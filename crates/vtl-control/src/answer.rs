@@ -1,5 +1,7 @@
 //! Answers.
 
+mod select;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -14,6 +16,8 @@ use vtl_proto::{
 };
 
 use crate::Error;
+
+pub use select::{SelectStatus, SelectedPath};
 
 /// The daemon's refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

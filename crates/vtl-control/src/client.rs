@@ -23,7 +23,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    FlowList, Hooks, PathList, Peers, Request, Rules, Status, answer::from_message, request::PROMPT,
+    FlowList, Hooks, PathList, Peers, Request, Rules, SelectStatus, Status, answer::from_message,
+    request::PROMPT,
 };
 
 /// Default path of the daemon's socket.
@@ -219,6 +220,20 @@ impl Client {
             list.more = page.more.filter(|more| *more > from);
         }
         Ok(list)
+    }
+
+    /// The choice by the model: requests all pages.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn selected(&self) -> Result<SelectStatus, Error> {
+        let mut status: SelectStatus = self.call(&Request::SelectStatus { from: 0 })?;
+        while let Some(from) = status.more {
+            let page: SelectStatus = self.call(&Request::SelectStatus { from })?;
+            status.paths.extend(page.paths);
+            status.more = page.more.filter(|more| *more > from);
+        }
+        Ok(status)
     }
 
     /// All known peers: requests all pages.

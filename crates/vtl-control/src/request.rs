@@ -187,6 +187,22 @@ pub enum Request {
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
+    /// Whether the model chooses for the carrier `auto`, and a page of what it has chosen, from an index on.
+    ///
+    /// Answer: [`SelectStatus`](crate::SelectStatus).
+    SelectStatus {
+        /// The index of the first association.
+        #[serde(default, skip_serializing_if = "is_default")]
+        from: usize,
+    },
+    /// Turn the choice by the model on or off, restarts of the daemon included. Off: connections of the carrier `auto`,
+    /// those that run as well, go by TCP. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    SelectSet {
+        /// On, or off.
+        on: bool,
+    },
     /// Exit, and hand everything over to another daemon, through the socket whose descriptor is in
     /// the answer. Root only.
     ///
@@ -268,6 +284,8 @@ impl Request {
             | Self::HookRemove { .. }
             | Self::RuleList { .. }
             | Self::RuleExplain(_)
+            | Self::SelectStatus { .. }
+            | Self::SelectSet { .. }
             | Self::TakeOver
             | Self::Follow { .. }
             | Self::Listen { .. }

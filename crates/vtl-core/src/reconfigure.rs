@@ -1,20 +1,25 @@
 //! Decides by what a rule's connections to one host are to travel while the figures of the path change (thesis, section
 //! 3.3.2: reconfiguration).
 //!
-//! A [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
-//! [`Engine`] follows them for one path: [`Engine::sample`] takes the path's [`Metrics`], and says when to switch.
-//! What carriers are is the caller's matter: a [`Choice`] is the number of a condition.
+//! [`Engine`] follows one path: [`Engine::sample`] takes the path's [`Metrics`], and says when to switch. What is wanted
+//! comes of one of two sources:
+//! - a [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
+//!   What carriers are is the caller's matter: a [`Choice`] is the number of a condition;
+//! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back.
 
 mod condition;
+mod model;
 
 use std::time::Duration;
 
 pub use condition::{Condition, ConditionError, Figure, Relation, Term, parse_time};
+pub use model::{Decision, ENOUGH_PACKETS, OBSERVED};
 
-use super::netmon::Metrics;
+use super::{netmon::Metrics, profile::Profile, select::CLASSES};
 use condition::Reading;
+use model::Model;
 
 /// Maximum number of conditions in a plan.
 pub const MAX_CONDITIONS: usize = 8;
@@ -30,7 +35,8 @@ pub struct Plan {
     pub dwell: Duration,
 }
 
-/// What decides: the condition of this number; `None`: no condition, so the rule's own carrier.
+/// What decides: the condition of this number; `None`: no condition, so the rule's own carrier. By a model: the place of
+/// the class among [`CLASSES`]; `None`: the first.
 pub type Choice = Option<usize>;
 
 /// A switch to be made.
@@ -59,12 +65,14 @@ struct Failures {
     is_known: bool,
 }
 
-/// Follows the conditions of a plan for one path.
+/// Follows the conditions of a plan, or a model, for one path.
 #[derive(Clone, Debug)]
 pub struct Engine {
+    /// Without conditions if a model decides.
     plan: Plan,
     states: Vec<State>,
-    /// By condition; the last one is that of the rule's own carrier.
+    model: Option<Model>,
+    /// By condition or class; the last one is that of the rule's own carrier.
     failures: Vec<Failures>,
     current: Choice,
     former: Choice,
@@ -82,6 +90,7 @@ impl Engine {
         Self {
             plan,
             states: vec![State::default(); count],
+            model: None,
             failures: vec![Failures::default(); count + 1],
             current: None,
             former: None,
@@ -98,6 +107,38 @@ impl Engine {
             engine.current = choice;
         }
         engine
+    }
+
+    /// Begins with the first of [`CLASSES`], and follows the model that comes with VTL. `profile`: of the applications,
+    /// if it is known; `dwell`: as [`Plan::dwell`].
+    pub fn by_model(profile: Option<Profile>, dwell: Duration) -> Self {
+        let conditions = Vec::new();
+        Self {
+            model: Some(Model::new(profile)),
+            failures: vec![Failures::default(); CLASSES.len() + 1],
+            ..Self::new(Plan { conditions, dwell })
+        }
+    }
+
+    /// The same beginning with a choice made before, which stays until the model has decided otherwise.
+    pub fn resume_by_model(profile: Option<Profile>, dwell: Duration, choice: Choice) -> Self {
+        Self {
+            current: choice.filter(|place| (1..CLASSES.len()).contains(place)),
+            ..Self::by_model(profile, dwell)
+        }
+    }
+
+    /// Has the model decide at once by figures of earlier connections over the path, for an association that begins.
+    /// Returns the switch to be made, as [`Engine::sample`] does. Without a model, and by figures that are of too little:
+    /// nothing.
+    pub fn begin(&mut self, now_ns: u64, metrics: &Metrics) -> Option<Switch> {
+        self.model.as_mut()?.begin(now_ns, metrics);
+        self.turn(now_ns)
+    }
+
+    /// What the model has decided last, and by what; `None`: nothing yet, or there is no model.
+    pub fn decision(&self) -> Option<&Decision> {
+        self.model.as_ref()?.decision()
     }
 
     /// What decides.
@@ -123,6 +164,14 @@ impl Engine {
             let reading = metrics.map_or(Reading::Unknown, |metrics| condition.read(metrics));
             state.take(now_ns, reading, condition.hold);
         }
+        if let (Some(model), Some(metrics)) = (&mut self.model, metrics) {
+            model.observe(now_ns, metrics);
+        }
+        self.turn(now_ns)
+    }
+
+    /// Switches to what is wanted, unless it is too early.
+    fn turn(&mut self, now_ns: u64) -> Option<Switch> {
         let dwell_ns = nanos(self.plan.dwell);
         let is_early = |then_ns| now_ns.saturating_sub(then_ns) < dwell_ns;
         let choice = self.choice(now_ns);
@@ -140,18 +189,19 @@ impl Engine {
         })
     }
 
-    /// The first condition that holds, or none; what has failed lately does not count.
+    /// The first that is wanted and has not failed lately; if all have, what decides already.
     fn choice(&self, now_ns: u64) -> Choice {
-        let may_be = |choice: Choice| self.failures[self.place(choice)].until_ns <= now_ns;
-        let holding = (0..self.states.len()).find(|i| self.states[*i].holds && may_be(Some(*i)));
-        match holding {
-            None if !may_be(None) => self.current,
-            choice => choice,
-        }
+        let may_be = |choice: &Choice| self.failures[self.place(*choice)].until_ns <= now_ns;
+        let holding = (0..self.states.len()).filter(|i| self.states[*i].holds);
+        let found = match &self.model {
+            Some(model) => model.wanted().iter().copied().find(may_be),
+            None => holding.map(Some).chain([None]).find(may_be),
+        };
+        found.unwrap_or(self.current)
     }
 
     fn place(&self, choice: Choice) -> usize {
-        choice.unwrap_or(self.states.len())
+        choice.unwrap_or(self.failures.len() - 1)
     }
 
     /// Notes that the last switch was made.
@@ -196,5 +246,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod tests;

@@ -16,9 +16,8 @@ use crate::testbed::TestbedArgs;
 #[derive(Debug, Parser)]
 #[command(name = "vtl-lab", bin_name = "vtl", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// Of no use here; `vtl` takes it with every command.
     #[command(flatten)]
-    _socket: SocketArgs,
+    pub(crate) socket: SocketArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -56,9 +55,19 @@ pub(crate) fn whole() -> clap::Command {
     names.fold(vtl.clone(), |whole, name| {
         whole.mut_subcommand(name, |stub| {
             match lab.find_subcommand(name).filter(|own| !own.is_hide_set()) {
+                Some(own) if stub.has_subcommands() => filled(stub, own),
                 Some(own) => own.clone().display_order(stub.get_display_order()),
                 None => stub,
             }
+        })
+    })
+}
+
+/// A command of `vtl` of which a part is done here, with that part in place of the names that `vtl` has for it.
+fn filled(stub: clap::Command, own: &clap::Command) -> clap::Command {
+    own.get_subcommands().fold(stub, |stub, own| {
+        stub.mut_subcommand(own.get_name(), |name| {
+            own.clone().display_order(name.get_display_order())
         })
     })
 }
@@ -88,11 +97,17 @@ mod tests {
         let lab = Cli::command();
         for command in lab.get_subcommands().filter(|c| !c.is_hide_set()) {
             let name = command.get_name();
-            assert_eq!(
-                names(whole.find_subcommand(name).expect(name)),
-                names(command)
-            );
             let stub = vtl.find_subcommand(name).expect(name);
+            let made = whole.find_subcommand(name).expect(name);
+            match stub.has_subcommands() {
+                true => assert_eq!(names(made), names(stub)),
+                false => assert_eq!(names(made), names(command)),
+            }
+            for below in command.get_subcommands() {
+                let made = made.find_subcommand(below.get_name());
+                let made = made.expect(below.get_name()).get_arguments();
+                assert_eq!(made.count(), below.get_arguments().count());
+            }
             assert_eq!(
                 format!("{:?}", stub.get_about()),
                 format!("{:?}", command.get_about())

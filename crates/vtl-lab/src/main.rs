@@ -30,7 +30,8 @@ use crate::cli::{Cli, Command};
 use crate::interrupt::Interrupted;
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let Cli { socket, command } = Cli::parse();
+    let outcome = match command {
         Command::Testbed(args) => match testbed::run(args) {
             // `testbed exec` ends as the command that it ran.
             Ok(status) => return status,
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         },
         Command::Demo(args) => demo::run(&args),
         Command::Bench(command) => bench::run(&command),
-        Command::Select(command) => select::run(&command),
+        Command::Select(command) => select::run(&command, &socket),
         Command::GraftTest(args) => graft_test::run(&args),
         Command::Completions(args) => manual::write_completions(cli::whole(), args.shell),
         Command::Man(args) => manual::write_pages(cli::whole(), &args.dir),

@@ -14,9 +14,13 @@
 //! |                      body (len bytes) ...                     |
 //! ```
 
+mod figures;
+
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use figures::Figures;
 
 /// Length of a frame's header, bytes.
 pub const HEADER: usize = 16;
@@ -49,6 +53,7 @@ const ASK: u8 = 18;
 const GRANT: u8 = 19;
 const REFUSE: u8 = 20;
 const CERTIFICATE: u8 = 21;
+const FIGURES: u8 = 22;
 
 /// Body of HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
@@ -56,6 +61,10 @@ const MAGIC: &[u8; 4] = b"VTL2";
 const TLS: u64 = 1 << 40;
 /// Flag in HELLO's offset: the frame is PREFER.
 const PREFERS: u64 = 1 << 41;
+/// Flag in PREFER's offset: the flows' TCP connections are to be sent under BBR.
+const BBR: u64 = 1 << 42;
+/// Flag in PREFER's offset: the sender asks for FIGURES.
+const ASKS: u64 = 1 << 43;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -67,6 +76,8 @@ const FIN: u8 = 2;
 const URGENT: u8 = 4;
 /// The application of a CONFIRM's sender is loss-tolerant.
 const TOLERANT: u8 = 8;
+/// The rate in FIGURES is a lower bound.
+const AT_LEAST: u8 = 16;
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -281,7 +292,14 @@ pub enum Frame<'a> {
         carrier: CarrierId,
         /// The association's tag.
         tag: u32,
+        /// TCP connections of the flows are to be sent under BBR, where the kernel has it. Older hosts ignore it.
+        bbr: bool,
+        /// The sender asks for FIGURES. Older hosts ignore it.
+        asks: bool,
     },
+    /// FIGURES: the state of the path in the direction in which the sender sends. For associations whose opener has
+    /// asked, by the control connection, at most once a second.
+    Figures(Figures),
     /// ASK: requests a carrier of this kind.
     Ask {
         /// [`Kind::number`](crate::carrier::Kind::number).
@@ -352,6 +370,7 @@ impl<'a> Frame<'a> {
             Self::Broken { .. }
             | Self::Hello { .. }
             | Self::Prefer { .. }
+            | Self::Figures(_)
             | Self::Ask { .. }
             | Self::Grant { .. }
             | Self::Refuse { .. }
@@ -378,6 +397,7 @@ impl<'a> Frame<'a> {
             ATTACH => 12,
             HELLO => MAGIC.len(),
             GRANT => 2 + CRYPTO,
+            FIGURES => figures::LEN,
             CERTIFICATE => len.min(MAX_CERTIFICATE),
             ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
@@ -433,7 +453,10 @@ impl<'a> Frame<'a> {
             HELLO if offset & PREFERS != 0 => Self::Prefer {
                 carrier: CarrierId { opener, number },
                 tag: offset as u32,
+                bbr: offset & BBR != 0,
+                asks: offset & ASKS != 0,
             },
+            FIGURES => Self::Figures(Figures::parse(body, flags & AT_LEAST != 0)),
             // Truncated on purpose: bits above are reserved, eight of them for the carrier's path.
             HELLO => Self::Hello {
                 carrier: CarrierId { opener, number },
@@ -473,6 +496,7 @@ impl<'a> Frame<'a> {
                 Self::Attach { .. } => 12,
                 Self::Hello { .. } | Self::Prefer { .. } => MAGIC.len(),
                 Self::Grant { .. } => 2 + CRYPTO,
+                Self::Figures(_) => figures::LEN,
                 _ => 0,
             }
     }
@@ -529,10 +553,22 @@ impl<'a> Frame<'a> {
                 let offset = u64::from(tag) | if tls { TLS } else { 0 };
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
             }
-            Self::Prefer { carrier, tag } => {
+            Self::Prefer {
+                carrier,
+                tag,
+                bbr,
+                asks,
+            } => {
                 body.copy_from_slice(MAGIC);
-                let offset = u64::from(tag) | PREFERS;
+                let flags = if bbr { BBR } else { 0 } | if asks { ASKS } else { 0 };
+                let offset = u64::from(tag) | PREFERS | flags;
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
+            }
+            Self::Figures(figures) => {
+                figures.write(body);
+                let len = u16::try_from(figures::LEN).ok()?;
+                let flags = bit(figures.at_least, AT_LEAST);
+                header(Side::Local, 0, len, FIGURES, flags, 0)
             }
             Self::Ask { kind, seals } => {
                 let offset = if seals { SEALS } else { 0 };
@@ -615,7 +651,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..23) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..24) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -627,7 +663,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..14,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..15,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -645,7 +681,13 @@ mod tests {
                 9 => Frame::Refuse { kind: number },
                 10 => Frame::Loses { flow, from: offset, passed: offset + 1 },
                 11 => Frame::Certificate { bytes: &bytes },
-                12 => Frame::Prefer { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number },
+                12 => Frame::Prefer {
+                    carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, bbr: fin, asks: offset % 2 == 0,
+                },
+                13 => Frame::Figures(Figures {
+                    rate: offset, at_least: fin, min_rtt_us: number, loss_ppm: fin.then_some(number % 1_000_001),
+                    burst_milli: number, packets: number,
+                }),
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

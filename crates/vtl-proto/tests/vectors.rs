@@ -271,13 +271,33 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             let tls = if tls { " tls" } else { "" };
             format!("{opener}{} hello tag={tag}{tls}", carrier.number)
         }
-        Frame::Prefer { carrier, tag } => {
+        Frame::Prefer {
+            carrier,
+            tag,
+            bbr,
+            asks,
+        } => {
             let opener = if carrier.opener == Side::Local {
                 "l"
             } else {
                 "p"
             };
-            format!("{opener}{} prefer tag={tag}", carrier.number)
+            let bbr = if bbr { " bbr" } else { "" };
+            let asks = if asks { " asks" } else { "" };
+            format!("{opener}{} prefer tag={tag}{bbr}{asks}", carrier.number)
+        }
+        Frame::Figures(figures) => {
+            let loss = figures
+                .loss_ppm
+                .map_or("?".to_owned(), |loss| loss.to_string());
+            format!(
+                "figures rate={} at_least={} min_rtt={} loss={loss} burst={} packets={}",
+                figures.rate,
+                u8::from(figures.at_least),
+                figures.min_rtt_us,
+                figures.burst_milli,
+                figures.packets
+            )
         }
         Frame::Ask { kind, seals } => {
             let seals = if seals { " seals" } else { "" };

@@ -384,23 +384,21 @@ impl Service {
             }
             Request::RuleList { from } => plain(self.rules.list(from)?),
             Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
-            Request::RuleCheck { name } => {
-                let file = descriptors.into_iter().next();
-                let file = file.ok_or("the request has no file")?;
-                let count = self.rules.check(file.into(), &name)?;
-                plain(RuleCount { count })
-            }
+            Request::RuleCheck { name } => plain(self.check_rules(descriptors, &name)?),
             Request::RuleReload => {
                 root("rule reload")?;
                 let count = self.rules.reload()?;
                 plain(RuleCount { count })
             }
+            Request::SelectStatus { from } => plain(self.broker.flows().select_status(from)),
+            Request::SelectSet { on } => {
+                root("select")?;
+                self.broker.flows().select(on)?;
+                plain(Done {})
+            }
             Request::TakeOver => {
                 root("take-over")?;
-                if !caller.near {
-                    return Err("this vtld is another network namespace's".into());
-                }
-                self.take_over()
+                self.take_over(caller)
             }
             Request::Connect { to, session } => {
                 let wish = wish(session)?;
@@ -472,8 +470,19 @@ impl Service {
         Ok(())
     }
 
+    /// Checks a file of rules, passed as a descriptor.
+    fn check_rules(&self, descriptors: Vec<OwnedFd>, name: &str) -> Result<RuleCount, Refusal> {
+        let file = descriptors.into_iter().next();
+        let file = file.ok_or("the request has no file")?;
+        let count = self.rules.check(file.into(), name)?;
+        Ok(RuleCount { count })
+    }
+
     /// Starts the handover to the caller, and the end of this daemon.
-    fn take_over(&self) -> Answer {
+    fn take_over(&self, caller: &Caller) -> Answer {
+        if !caller.near {
+            return Err("this vtld is another network namespace's".into());
+        }
         let mut successor = self
             .successor
             .lock()

@@ -23,6 +23,7 @@ mod option;
 pub mod panics;
 pub mod rules;
 mod scope;
+pub mod selection;
 mod urgent;
 
 /// Entry points of `vtld --carriers KIND`: unprivileged processes that parse what peers send by QUIC, SCTP and

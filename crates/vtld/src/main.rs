@@ -32,6 +32,7 @@ use vtld::{
     netmon::{self, Loopback, NetMonitor},
     panics,
     rules::Keeper,
+    selection::Selection,
 };
 
 /// Changes this host's transport protocol: loads grafts into the kernel, opens sessions with peers,
@@ -99,7 +100,7 @@ struct Args {
     /// File of peers: whose keys are whose, and which are taken
     #[arg(long, env = "VTL_PEERS", value_name = "FILE", default_value = vtld::identity::DEFAULT_PEERS)]
     peers: PathBuf,
-    /// Directory of this host's key (host.key, made if there is none) and of peers' that it has learned
+    /// Directory of this host's key (host.key, made if there is none), of peers' that it has learned, and of `vtl select off`
     #[arg(long, env = "VTL_STATE", value_name = "DIR", default_value = vtld::identity::DEFAULT_STATE)]
     state: PathBuf,
     /// File of rules; read again at SIGHUP and by `vtl rule reload`
@@ -426,6 +427,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
     // Before the take-over: an error in a file must not lose connections.
     let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
+    let selection = Selection::open(&args.state);
+    if !selection.is_on() {
+        tracing::info!("select: off: connections of the carrier auto go by TCP (vtl select on)");
+    }
     let given = handover::given();
     let (mut left, patience) = take_over(args, given.left)?;
     let control = Control::bind(&args.socket, &args.group)?;
@@ -439,7 +444,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let scope = Scope::new(args.interface.clone());
     let config = config(args, scope.clone(), given.frames);
-    let (broker, thread) = broker::start(config, identity, Arc::clone(&monitor))
+    let (broker, thread) = broker::start(config, identity, selection, Arc::clone(&monitor))
         .context("the data plane does not start (try: vtl doctor)")?;
     let hooks = hooker::Config {
         near: args.near,

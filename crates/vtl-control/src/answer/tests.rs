@@ -409,3 +409,61 @@ fn rules__have_these_forms() {
     );
     form!(RuleCount { count: 2 }, json!({ "count": 2 }));
 }
+
+#[test]
+fn select__has_this_form() {
+    let unknown = SelectedPath {
+        peer: "192.0.2.1".parse().unwrap(),
+        profile: None,
+        carrier: "tcp".to_owned(),
+        flows: 1,
+        direction: None,
+        min_rtt_ms: None,
+        loss_pct: None,
+        loss_burst: None,
+        rate_mbit: None,
+        rate_at_least: None,
+        packets: None,
+        why: "auto: tcp, too little is known of the path yet".to_owned(),
+        explanation: None,
+        since_s: None,
+    };
+    let known = SelectedPath {
+        profile: Some("loss-sensitive".to_owned()),
+        carrier: "graft:stream".to_owned(),
+        direction: Some("receives".to_owned()),
+        min_rtt_ms: Some(600.5),
+        loss_pct: Some(2.0),
+        loss_burst: Some(1.5),
+        rate_mbit: Some(9.5),
+        rate_at_least: Some(true),
+        packets: Some(4096),
+        explanation: Some("graft:stream: in".to_owned()),
+        since_s: Some(3.5),
+        ..unknown.clone()
+    };
+    form!(
+        SelectStatus {
+            on: true,
+            paths: vec![unknown, known],
+            more: Some(100),
+        },
+        json!({
+            "on": true,
+            "paths": [
+                {
+                    "peer": "192.0.2.1", "carrier": "tcp", "flows": 1,
+                    "why": "auto: tcp, too little is known of the path yet",
+                },
+                {
+                    "peer": "192.0.2.1", "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
+                    "direction": "receives", "min_rtt_ms": 600.5, "loss_pct": 2.0, "loss_burst": 1.5,
+                    "rate_mbit": 9.5, "rate_at_least": true, "packets": 4096,
+                    "why": "auto: tcp, too little is known of the path yet", "explanation": "graft:stream: in",
+                    "since_s": 3.5,
+                },
+            ],
+            "more": 100,
+        }),
+    );
+}

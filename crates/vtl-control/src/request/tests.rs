@@ -53,6 +53,22 @@ fn grafts__have_these_forms() {
 }
 
 #[test]
+fn select__has_these_forms() {
+    form!(
+        Request::SelectStatus { from: 0 },
+        json!({ "op": "select_status" }),
+    );
+    form!(
+        Request::SelectStatus { from: 100 },
+        json!({ "op": "select_status", "from": 100 }),
+    );
+    form!(
+        Request::SelectSet { on: false },
+        json!({ "op": "select_set", "on": false }),
+    );
+}
+
+#[test]
 fn hooks__have_these_forms() {
     form!(Request::HookList, json!({ "op": "hook_list" }));
     let udp = || CarrierSpec {

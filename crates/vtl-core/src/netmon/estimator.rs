@@ -271,6 +271,7 @@ impl Estimator {
             bandwidth: self.bandwidth(),
             reordering: self.reordering,
             packets,
+            clear_packets,
         }
     }
 

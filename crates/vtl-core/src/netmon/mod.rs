@@ -3,18 +3,21 @@
 //! - [`Counters`]: what a carrier counts; [`Tracker`] takes what has come since the last reading ([`Step`]).
 //! - [`Estimator`]: the state of a path ([`Metrics`]) from the steps of all connections of one kind to a host.
 //! - [`best`]: the state of a path of which several kinds of carriers have told.
+//! - [`figures`], [`told`]: what hosts tell each other of the direction in which they send.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back. Nothing here allocates without bound.
 
 mod class;
 mod counters;
 mod estimator;
+mod told;
 
 use std::time::Duration;
 
 pub use class::Class;
 pub use counters::{Bound, Counters, Step, Tracker};
 pub use estimator::Estimator;
+pub use told::{figures, told};
 
 /// The state of a path in the direction in which this host sends. What was not measured is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,8 +40,10 @@ pub struct Metrics {
     pub bandwidth: Option<Bandwidth>,
     /// The share of packets that arrive behind later ones, 0 to 1.
     pub reordering: Option<f64>,
-    /// Packets that the share of lost ones is of.
+    /// Packets that the share of lost ones is of,
     pub packets: u64,
+    /// and those of them without a queue: what the share of lost ones among them is of.
+    pub clear_packets: u64,
 }
 
 /// An estimate of the bandwidth that a path has for us.
@@ -72,6 +77,7 @@ impl Metrics {
             clear_loss: of.clear_loss,
             loss_burst: of.loss_burst,
             packets: of.packets,
+            clear_packets: of.clear_packets,
             delivery_rate: self.delivery_rate.or(other.delivery_rate),
             bandwidth: own
                 .filter(is_measured)

@@ -3,8 +3,11 @@
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
-/// A class of applications.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+use serde::{Deserialize, Serialize};
+
+/// A class of applications. Serialized by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Profile {
     /// Late is as bad as lost: streaming, telephony.
     TimeSensitive,

@@ -1,12 +1,16 @@
 //! `vtl select explain`: why the tree chooses a carrier, and what each would have given.
 
 use std::fmt::Write;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use serde::Serialize;
+use vtl_cli::daemon::{self, SocketArgs};
 use vtl_cli::units;
+use vtl_control::{PathReport, PathStatus, Request};
 use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Explanation, Features, Selector};
 use vtl_link::{Link, LossModel};
@@ -18,8 +22,11 @@ use super::{measure, model};
 use crate::bench::plan::size;
 
 /// Arguments of `vtl select explain`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
+    /// The path to this host, by what the daemon knows of it (vtl path show): of the direction in which this host sends
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["rtt", "loss", "burst", "rate"])]
+    path: Option<IpAddr>,
     /// Round-trip time of the path without queues, milliseconds
     #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     rtt: Option<f64>,
@@ -59,6 +66,9 @@ struct Report {
     alternatives: Vec<Alternative>,
     #[serde(skip)]
     told: Features,
+    /// Whether that is what the daemon knows of a path.
+    #[serde(skip)]
+    of_path: bool,
     /// What the alternatives carry, in words.
     #[serde(skip)]
     transfer: String,
@@ -91,12 +101,42 @@ struct Alternative {
 }
 
 /// Runs `vtl select explain`.
-pub(super) fn run(args: &ExplainArgs) -> Result<()> {
-    let report = args.report()?;
+pub(super) fn run(args: &ExplainArgs, socket: &SocketArgs) -> Result<()> {
+    let report = match args.path {
+        Some(peer) => {
+            let of = daemon::ask(&socket.socket, |daemon| {
+                daemon.call::<PathReport>(&Request::PathShow { peer })
+            })?;
+            args.of_path(&of.path).report()?
+        }
+        None => args.report()?,
+    };
     super::show(&report, args.json, Report::text)
 }
 
 impl ExplainArgs {
+    /// The same with the figures of a path.
+    fn of_path(&self, path: &PathStatus) -> Self {
+        let is_measured = path.bandwidth_at_least == Some(false);
+        Self {
+            rtt: path.min_rtt_ms,
+            loss: path.clear_loss_pct.or(path.loss_pct),
+            burst: path.loss_burst,
+            rate: path.bandwidth_mbit.filter(|_| is_measured),
+            ..self.clone()
+        }
+    }
+
+    /// Whether what was told is what simulations are for.
+    fn is_common(&self) -> bool {
+        let is_in =
+            |x: Option<f64>, range: RangeInclusive<f64>| x.is_none_or(|x| range.contains(&x));
+        is_in(self.rtt, RTT_MS)
+            && is_in(self.loss, LOSS_PERCENT)
+            && is_in(self.rate, RATE_MBIT)
+            && is_in(self.burst, BURST_PACKETS)
+    }
+
     fn report(&self) -> Result<Report> {
         let told = self.features()?;
         let explanation = match &self.model {
@@ -123,6 +163,7 @@ impl ExplainArgs {
             shares: shares.into_iter().map(share).collect(),
             alternatives,
             told,
+            of_path: self.path.is_some(),
             transfer,
         })
     }
@@ -136,7 +177,7 @@ impl ExplainArgs {
             ("--burst", self.burst, BURST_PACKETS),
         ] {
             let (min, max) = (range.start(), range.end());
-            if let Some(x) = value {
+            if let Some(x) = value.filter(|_| self.path.is_none()) {
                 ensure!(range.contains(&x), "{name} {x}: expected {min} to {max}");
             }
         }
@@ -146,7 +187,7 @@ impl ExplainArgs {
             rtt_ms: self.rtt,
             rate_mbit: self.rate,
             loss_percent: self.loss,
-            loss_burst: self.burst.or(independent),
+            loss_burst: self.burst.or(independent.filter(|_| self.path.is_none())),
             profile: self.profile,
             bytes: self.size.map(|bytes| bytes as f64),
         })
@@ -158,6 +199,9 @@ impl ExplainArgs {
         let (Some(rtt), Some(rate), Some(loss)) = (self.rtt, self.rate, self.loss) else {
             return Ok(Default::default());
         };
+        if !self.is_common() {
+            return Ok(Default::default());
+        }
         let mut link = Link {
             loss_down_pct: Some(loss),
             loss_up_pct: Some(0.0),
@@ -229,7 +273,14 @@ impl Report {
         }
         out.push('\n');
         if self.alternatives.is_empty() {
-            out += "With --rtt, --loss, --rate and --size this also says what each carrier would take.\n";
+            out += match self.of_path {
+                true => {
+                    "With a size, and a rate that was measured, this also says what each carrier would take.\n"
+                }
+                false => {
+                    "With --rtt, --loss, --rate and --size this also says what each carrier would take.\n"
+                }
+            };
             return out;
         }
         let _ = writeln!(out, "What each would take for {}", self.transfer);
@@ -319,6 +370,7 @@ mod tests {
     /// 1 MiB over 600 ms, 10 Mbit/s and 2 % loss.
     fn far() -> ExplainArgs {
         ExplainArgs {
+            path: None,
             rtt: Some(600.0),
             loss: Some(2.0),
             burst: None,
@@ -379,6 +431,33 @@ mod tests {
         };
         let text = args.report().unwrap().text();
         assert!(text.contains("for 10 s of packets"), "{text}");
+    }
+
+    #[test]
+    fn of_path__what_the_daemon_knows() {
+        let path: PathStatus = serde_json::from_value(serde_json::json!({
+            "peer": "192.0.2.7", "evidence": "tcp", "age_s": 0.2, "min_rtt_ms": 600.0, "packets": 3000,
+            "loss_pct": 9.0, "clear_loss_pct": 2.0, "bandwidth_mbit": 8.0, "bandwidth_at_least": true,
+        }))
+        .unwrap();
+        let args = ExplainArgs {
+            path: Some(path.peer),
+            ..far()
+        };
+        let report = args.of_path(&path).report().unwrap();
+        assert_eq!(report.chosen, "graft:stream");
+        let told = report.told;
+        assert_eq!((told.rtt_ms, told.loss_percent), (Some(600.0), Some(2.0)));
+        assert_eq!((told.rate_mbit, told.loss_burst), (None, None));
+        assert!(report.text().contains("a rate that was measured"));
+        // What training has not seen is no error: the daemon would take the default.
+        let near = PathStatus {
+            min_rtt_ms: Some(0.1),
+            bandwidth_at_least: Some(false),
+            ..path
+        };
+        let report = args.of_path(&near).report().unwrap();
+        assert_eq!(report.chosen, "tcp");
     }
 
     #[test]

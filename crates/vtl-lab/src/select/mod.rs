@@ -21,7 +21,8 @@ mod train;
 
 use clap::Subcommand;
 use serde::Serialize;
-use vtl_cli::output;
+use vtl_cli::daemon::SocketArgs;
+use vtl_cli::{lab, output};
 
 use self::compare::CompareArgs;
 use self::evaluate::EvaluateArgs;
@@ -32,11 +33,11 @@ use self::train::TrainArgs;
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SelectCommand {
-    /// Say what VTL would choose for a path and an application, why, and what each carrier would take
-    #[command(after_help = "Examples:\n  \
+    #[command(about = lab::EXPLAIN, after_help = "Examples:\n  \
+        vtl select explain --path 192.0.2.7 --profile loss-sensitive       by what the daemon knows of the path\n  \
         vtl select explain --rtt 600 --loss 2 --rate 10 --profile loss-sensitive --size 1MiB\n  \
         vtl select explain --rtt 20 --loss 0 --profile time-sensitive      without what is unknown\n\n\
-        docs/select.md says how the choice is learned. Nothing is chosen by it yet.")]
+        docs/select.md says how the choice is learned. Connections of the carrier auto are chosen for by it.")]
     Explain(ExplainArgs),
     /// Measure what transfers take by each carrier over many links: in virtual time, or by real kernels
     #[command(after_help = "Examples:\n  \
@@ -64,9 +65,9 @@ pub(crate) enum SelectCommand {
 }
 
 /// Runs a subcommand of `vtl select`.
-pub(crate) fn run(command: &SelectCommand) -> anyhow::Result<()> {
+pub(crate) fn run(command: &SelectCommand, socket: &SocketArgs) -> anyhow::Result<()> {
     match command {
-        SelectCommand::Explain(args) => explain::run(args),
+        SelectCommand::Explain(args) => explain::run(args, socket),
         SelectCommand::Measure(args) => measure::run(args),
         SelectCommand::Train(args) => train::run(args),
         SelectCommand::Evaluate(args) => evaluate::run(args),

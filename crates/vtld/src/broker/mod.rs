@@ -21,7 +21,7 @@ mod source;
 mod tunnel;
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{
@@ -40,16 +40,18 @@ use serde_json::Value;
 use vtl_bpf::{anchor::Room, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
+use vtl_core::profile::Profile;
 use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
 use crate::{
     Scope,
-    flows::{self, Desired},
+    flows::{self, Auto, Desired},
     hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
     netmon::NetMonitor,
     option,
+    selection::Selection,
 };
 
 use control_broker::{Connect, ControlBroker};
@@ -487,6 +489,7 @@ impl hooker::Broker for Handle {
             over: held.over().cloned(),
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
+            auto: auto(held.is_auto(), held.dest()),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -498,6 +501,7 @@ impl hooker::Broker for Handle {
             over: flow.over.clone(),
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
+            auto: auto(flow.auto, flow.dest),
         };
         self.flows.opened(flow, desired);
     }
@@ -508,6 +512,12 @@ impl hooker::Broker for Handle {
     }
 }
 
+/// The mark of flows whose carrier is chosen, with the profile that the port tells.
+fn auto(is_auto: bool, dest: SocketAddr) -> Option<Auto> {
+    let profile = Profile::of(dest.port());
+    is_auto.then_some(Auto { profile })
+}
+
 /// Loads the data plane in the calling thread's network namespace and starts the broker.
 ///
 /// # Errors
@@ -515,6 +525,7 @@ impl hooker::Broker for Handle {
 pub fn start(
     config: Config,
     identity: Identity,
+    selection: Selection,
     monitor: Arc<NetMonitor>,
 ) -> anyhow::Result<(Handle, JoinHandle<()>)> {
     let (commands, inbox): (_, Receiver<Command>) = mpsc::channel();
@@ -530,6 +541,7 @@ pub fn start(
             memory: config.flow_memory,
             from: config.from.clone(),
             seals: config.seals_flows,
+            selection: Arc::new(selection),
         }),
         pulse: Arc::clone(&pulse),
         monitor: Arc::clone(&monitor),

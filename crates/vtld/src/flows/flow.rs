@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    ffi::OsString,
     fs,
     io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
@@ -11,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
@@ -38,6 +40,8 @@ const UNSENT: libc::c_int = 16 << 10;
 const RETURN: Duration = Duration::from_secs(10);
 /// Retry interval on a full carrier, for flows that may not fall back to TCP.
 const FULL: Duration = Duration::from_millis(20);
+/// The kernel's name of BBR.
+const BBR: &str = "bbr";
 /// How long the state of a reset flow is kept, so that carriers can report the reset.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
@@ -126,6 +130,8 @@ pub(super) struct State {
     pub(super) rates: Rates,
     /// Readings of the TCP connection.
     pub(super) watch: RefCell<TcpWatch>,
+    /// The TCP connection's own congestion control, while another one is set.
+    own_control: RefCell<Option<OsString>>,
     pub(super) profile: Observer,
     pub(super) began: Instant,
     /// `None` once the flow was reset.
@@ -169,6 +175,7 @@ impl State {
             ends: RefCell::new(Some(Rc::new(ends))),
             rates: Rates::default(),
             watch: RefCell::default(),
+            own_control: RefCell::default(),
             profile: Observer::new(opener, addresses),
             began: Instant::now(),
             pending: RefCell::default(),
@@ -203,6 +210,30 @@ impl State {
             left -= seen.len();
         }
         given
+    }
+
+    /// Sets the congestion control of the TCP connection: BBR, where the kernel has it, or the connection's own.
+    pub(super) fn set_bbr(&self, bbr: bool) {
+        let ends = self.ends.borrow();
+        let Some(ends) = ends.as_ref() else { return };
+        let tcp = ends.tcp.get_ref();
+        let mut own = self.own_control.borrow_mut();
+        let set = match (bbr, own.take()) {
+            (true, None) => getsockopt(tcp, sockopt::TcpCongestion).and_then(|control| {
+                setsockopt(tcp, sockopt::TcpCongestion, &OsString::from(BBR))?;
+                *own = Some(control);
+                Ok(())
+            }),
+            (false, Some(control)) => setsockopt(tcp, sockopt::TcpCongestion, &control),
+            (_, known) => {
+                *own = known;
+                Ok(())
+            }
+        };
+        if let Err(error) = set {
+            tracing::debug!(%error, bbr, "flows: the congestion control stays as it is");
+        }
+        self.watch.borrow_mut().forget_control();
     }
 
     /// Aborts the flow's task; its state stays as it is.

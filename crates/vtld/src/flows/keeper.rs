@@ -16,6 +16,7 @@ use tokio::{
     task::{JoinSet, spawn_blocking, spawn_local},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
+use vtl_core::netmon::told;
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, CarrierId, FlowName, Frame, Side},
@@ -25,7 +26,7 @@ use super::{
     Flows,
     carrier::{CLEAR, Granted, ToOpen},
     control::{Control, hello},
-    peer::Peer,
+    peer::{Peer, Preference},
 };
 use crate::option::tcp_rtt;
 
@@ -287,6 +288,7 @@ impl Flows {
                 Frame::Refuse { kind } => {
                     answer(kind, None);
                 }
+                Frame::Figures(figures) => peer.note_figures(told(&figures)),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -455,8 +457,18 @@ impl Flows {
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Ask { kind, seals } => Some((kind, seals)),
-                Frame::Prefer { carrier, tag } if tag == peer.key.tag => {
-                    peer.note_preferred(carrier);
+                Frame::Prefer {
+                    carrier,
+                    tag,
+                    bbr,
+                    asks,
+                } if tag == peer.key.tag => {
+                    peer.note_preferred(Preference {
+                        carrier,
+                        // Neither BBR nor figures where this host's operator has turned the choice off.
+                        bbr: bbr && self.limits.selection.is_on(),
+                        asks,
+                    });
                     None
                 }
                 frame => {
@@ -474,8 +486,11 @@ impl Flows {
                 }
             }
         };
-        // Returns at once if its id was used before.
-        peer.run(id, control.clone(), receiving).await;
+        tokio::select! {
+            // Returns at once if its id was used before.
+            _ = peer.run(id, control.clone(), receiving) => {}
+            () = self.tell_figures(&peer, &control) => {}
+        }
         peer.lost_control(&control);
     }
 }
@@ -484,14 +499,19 @@ impl Flows {
 async fn tell_preferred(peer: &Peer, id: CarrierId, control: &Control) {
     let mut told = None;
     loop {
-        let next = |peer: &Peer| peer.prefers(id).filter(|carrier| told != Some(*carrier));
+        let next = |peer: &Peer| peer.prefers(id).filter(|next| told != Some(*next));
         peer.until(|peer| next(peer).is_some()).await;
-        let Some(carrier) = next(peer) else { continue };
-        let tag = peer.key.tag;
-        if control.say(Frame::Prefer { carrier, tag }).await.is_err() {
+        let Some(next) = next(peer) else { continue };
+        let prefer = Frame::Prefer {
+            carrier: next.carrier,
+            tag: peer.key.tag,
+            bbr: next.bbr,
+            asks: next.asks,
+        };
+        if control.say(prefer).await.is_err() {
             return;
         }
-        told = Some(carrier);
+        told = Some(next);
     }
 }
 

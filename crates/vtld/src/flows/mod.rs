@@ -7,7 +7,8 @@
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
-//! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by a rule's conditions on them.
+//! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by what is known of them, as a rule's
+//!   conditions say, or the model (`select.rs`).
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
@@ -26,6 +27,7 @@ mod parts;
 mod peer;
 mod profile;
 mod reconfigure;
+mod select;
 mod socket;
 mod thread;
 
@@ -52,6 +54,7 @@ use crate::{
     hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
     network::{Network, admits},
+    selection::Selection,
 };
 
 use budget::Budget;
@@ -61,6 +64,7 @@ use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use peer::Peer;
 pub(crate) use reconfigure::RuleState;
+pub(crate) use select::Auto;
 use serde::{Deserialize, Serialize};
 pub(crate) use thread::Handle;
 
@@ -74,7 +78,7 @@ const MOST_NAMES: usize = 4096;
 /// Timeout of a connect that requires a carrier: enough for three attempts over a satellite link, less than the
 /// applications' own connect timeouts.
 const CARRIER_WAIT: Duration = Duration::from_secs(10);
-/// Maximum number of flows in one message.
+/// Maximum number of flows, or of associations, in one message.
 const PAGE: usize = 100;
 
 /// Identity of an association. The tag is chosen by the opener.
@@ -98,6 +102,9 @@ pub(crate) struct Desired {
     /// The rule that hooked the flows, if it has conditions on the path.
     #[serde(default)]
     pub(crate) rule: Option<Arc<str>>,
+    /// The model chooses the carrier; `kind` and `over` count for nothing.
+    #[serde(default)]
+    pub(crate) auto: Option<Auto>,
 }
 
 impl Desired {
@@ -108,6 +115,7 @@ impl Desired {
             over: None,
             encrypted: false,
             rule: None,
+            auto: None,
         }
     }
 
@@ -227,6 +235,8 @@ pub(crate) struct Limits {
     pub(crate) from: Vec<Prefix>,
     /// Whether carriers that this host opens are encrypted, if the peer supports it.
     pub(crate) seals: bool,
+    /// Whether the model chooses for the carrier `auto`.
+    pub(crate) selection: Arc<Selection>,
 }
 
 /// The association that a carrier was granted to, and the public key of the peer at that time.
@@ -324,6 +334,7 @@ impl Flows {
         }
         peer.note_answer();
         if is_new {
+            self.begin_model(&peer);
             spawn_local(Rc::clone(self).keep(Rc::clone(&peer)));
         }
         Some(peer)
@@ -483,6 +494,11 @@ impl Flows {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
         peer.move_flow(id, carrier).await?;
         peer.status(id).ok_or_else(|| no_such(number))
+    }
+
+    /// Follows a change of [`Limits::selection`] at once.
+    pub(crate) fn follow_selection(&self) {
+        self.follow_paths(&self.peers());
     }
 
     /// Status, one row for each carrier.

@@ -22,6 +22,7 @@ use vtl_core::{
     Association,
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
+    netmon::Metrics,
 };
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{CarrierId, FlowId, Frame, Side};
@@ -41,6 +42,7 @@ use crate::{
     netmon::Watch,
 };
 use choice::Choice;
+pub(super) use choice::Preference;
 
 /// Maximum number of carriers.
 const MOST_CARRIERS: usize = 16;
@@ -93,8 +95,10 @@ pub(super) struct Peer {
     desired: RefCell<Option<Desired>>,
     /// Which carrier of these the flows go by (`choice.rs`).
     choice: Choice,
-    /// The conditions that decide about it, if the opener's rule has some (`reconfigure.rs`).
+    /// What decides about it while flows run: conditions of the opener's rule, or the model (`reconfigure.rs`).
     pub(super) following: RefCell<Option<Rc<Following>>>,
+    /// What the peer has told last of the path, in the direction in which it sends, and when.
+    pub(super) told: Cell<Option<(Instant, Metrics)>>,
     /// Kinds of carriers that flows were moved to by hand.
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
@@ -139,6 +143,7 @@ impl Peer {
             desired: RefCell::default(),
             choice: Choice::default(),
             following: RefCell::default(),
+            told: Cell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
             account,
@@ -283,6 +288,7 @@ impl Peer {
         if id.requires_encryption() {
             self.require_encryption();
         }
+        self.control_new(state);
         self.flows.borrow_mut().insert(id, Rc::clone(state));
         self.changed.notify_waiters();
         let is_refused = match &beginning {

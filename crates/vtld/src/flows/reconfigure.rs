@@ -1,7 +1,14 @@
-//! Moves the flows of rules that have conditions on the path: `vtl-core` decides, by what the monitor of paths knows.
-//! Such a rule has associations of its own, so what is decided holds for all flows of one.
+//! Moves the flows of rules that have conditions on the path, and of the carrier `auto`: `vtl-core` decides, by what the
+//! monitor of paths knows. Such flows have associations of their own, so what is decided holds for all flows of one.
 
-use std::{cell::RefCell, net::IpAddr, rc::Rc, sync::Arc, time::Duration, time::Instant};
+use std::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+    time::Instant,
+};
 
 use tokio::{task::spawn_local, time::timeout};
 use vtl_core::{
@@ -9,22 +16,32 @@ use vtl_core::{
     reconfigure::{Choice, Engine, Switch},
 };
 
-use super::{Flows, Target, now_ns, peer::Peer};
+use super::{Flows, Target, now_ns, peer::Peer, select::ByModel};
 use crate::{
     hooker::{Carrier, rules::When},
     netmon::NetMonitor,
 };
 
 /// Maximum age of figures, twice the interval in which TCP connections are read; older ones say nothing.
-const STALE: Duration = Duration::from_secs(2);
+pub(super) const STALE: Duration = Duration::from_secs(2);
 /// Timeout of opening a carrier: enough for three attempts over a satellite link.
 const OPENING: Duration = Duration::from_secs(10);
 
-/// The conditions of a rule, followed for one association.
+/// What decides.
+pub(super) enum By {
+    /// The conditions of a rule.
+    Rule(Arc<str>, Arc<When>),
+    /// The model.
+    Model(ByModel),
+}
+
+/// What decides about one association, followed.
 pub(super) struct Following {
-    when: Arc<When>,
-    engine: RefCell<Engine>,
+    pub(super) by: By,
+    pub(super) engine: RefCell<Engine>,
     began: Instant,
+    /// When what decides changed last.
+    pub(super) since: Cell<Instant>,
     /// While a switch is being made: what the flows go by if that fails.
     former: RefCell<Option<Option<Target>>>,
 }
@@ -40,35 +57,55 @@ pub(crate) struct RuleState {
 }
 
 impl Following {
-    /// Begins with the choice that the flows go by already, if there still is one like it.
-    fn new(when: &Arc<When>, target: Option<&Target>) -> Self {
-        let is_it = |carrier: &Carrier| Some(&carrier.of_flows()) == target;
-        let choice = when.carriers.iter().position(is_it);
-        Self {
-            when: Arc::clone(when),
-            engine: RefCell::new(Engine::resume(when.plan.clone(), choice)),
-            began: Instant::now(),
+    pub(super) fn new(by: By, engine: Engine) -> Rc<Self> {
+        let now = Instant::now();
+        Rc::new(Self {
+            by,
+            engine: RefCell::new(engine),
+            began: now,
+            since: Cell::new(now),
             former: RefCell::default(),
-        }
+        })
     }
 
-    fn now_ns(&self) -> u64 {
+    /// Begins with the choice that the flows go by already, if there still is one like it.
+    fn by_rule(rule: &Arc<str>, when: &Arc<When>, target: Option<&Target>) -> Rc<Self> {
+        let is_it = |carrier: &Carrier| Some(&carrier.of_flows()) == target;
+        let choice = when.carriers.iter().position(is_it);
+        let engine = Engine::resume(when.plan.clone(), choice);
+        Self::new(By::Rule(Arc::clone(rule), Arc::clone(when)), engine)
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
         now_ns(self.began)
     }
 
     fn target(&self, choice: Choice) -> Option<Target> {
-        Some(self.when.carriers.get(choice?)?.of_flows())
+        match &self.by {
+            By::Rule(_, when) => Some(when.carriers.get(choice?)?.of_flows()),
+            By::Model(_) => Some(ByModel::target(choice)),
+        }
     }
 
-    fn carrier(&self, choice: Choice) -> &Carrier {
-        let carrier = choice.and_then(|i| self.when.carriers.get(i));
-        carrier.unwrap_or(&self.when.own)
+    fn carrier(&self, choice: Choice) -> String {
+        match &self.by {
+            By::Rule(_, when) => {
+                let carrier = choice.and_then(|i| when.carriers.get(i));
+                carrier.unwrap_or(&when.own).to_string()
+            }
+            By::Model(_) => ByModel::class(choice).to_owned(),
+        }
     }
 
-    /// The figures for which a switch is made, and the condition that they meet, or meet no longer.
+    /// The figures for which a switch is made, and the condition that they meet, or meet no longer; or the model's reason.
     fn reason(&self, switch: Switch, metrics: Option<&Metrics>) -> String {
+        let By::Rule(_, when) = &self.by else {
+            let engine = self.engine.borrow();
+            let decision = engine.decision();
+            return decision.map_or_else(String::new, |d| d.explanation.to_string());
+        };
         let condition = switch.to.or(switch.from);
-        let Some(condition) = condition.and_then(|i| self.when.plan.conditions.get(i)) else {
+        let Some(condition) = condition.and_then(|i| when.plan.conditions.get(i)) else {
             return String::new();
         };
         let figures = condition.figures(&metrics.copied().unwrap_or_default());
@@ -82,12 +119,16 @@ impl Following {
 }
 
 impl Flows {
-    /// Follows the conditions of rules, after the paths have been read.
+    /// Follows the conditions of rules, and the model, after the paths have been read.
     pub(super) fn follow_paths(&self, peers: &[Rc<Peer>]) {
         let plans = self.hooker.plans();
         for peer in peers {
             if let Some(rule) = peer.rule() {
-                peer.follow(&rule, plans.get(&rule), self.broker.monitor());
+                peer.follow_rule(&rule, plans.get(&rule), self.broker.monitor());
+            } else if let Some(auto) = peer.auto() {
+                self.follow_model(peer, auto);
+            } else if !self.limits.selection.is_on() {
+                peer.set_bbr(false); // as its opener has asked for
             }
         }
     }
@@ -102,7 +143,12 @@ impl Flows {
 impl Peer {
     /// Takes the state of the path. `when`: the rule's conditions; `None`: it has none any more, so the flows go on as they
     /// are.
-    fn follow(self: &Rc<Self>, rule: &Arc<str>, when: Option<&Arc<When>>, monitor: &NetMonitor) {
+    fn follow_rule(
+        self: &Rc<Self>,
+        rule: &Arc<str>,
+        when: Option<&Arc<When>>,
+        monitor: &NetMonitor,
+    ) {
         let Some(when) = when else {
             if self.following.borrow().is_some() {
                 let target = self.settled_target();
@@ -112,31 +158,48 @@ impl Peer {
             return;
         };
         let following = self.following.borrow().clone();
-        let known = following.filter(|following| following.when == *when);
-        let following = known.unwrap_or_else(|| self.follow_anew(when));
+        let is_same = |known: &Rc<Following>| matches!(&known.by, By::Rule(_, of) if of == when);
+        let following = following.filter(is_same).unwrap_or_else(|| {
+            let target = self.settled_target();
+            let following = Following::by_rule(rule, when, target.as_ref());
+            self.follow_anew(&following);
+            following
+        });
         let metrics = monitor.recent(self.key.peer, STALE);
+        self.sample(&following, metrics.as_ref());
+    }
+
+    /// Takes the figures of the path, and makes the switch that follows from them.
+    pub(super) fn sample(self: &Rc<Self>, following: &Rc<Following>, metrics: Option<&Metrics>) {
         let mut engine = following.engine.borrow_mut();
-        let switch = engine.sample(following.now_ns(), metrics.as_ref());
+        let switch = engine.sample(following.now_ns(), metrics);
         drop(engine);
         if let Some(switch) = switch {
-            let reason = following.reason(switch, metrics.as_ref());
-            let (peer, rule) = (Rc::clone(self), Arc::clone(rule));
-            spawn_local(async move { peer.switch(&rule, &following, switch, &reason).await });
+            self.start_switch(following, switch, metrics);
         }
     }
 
-    /// Follows other conditions than before.
-    fn follow_anew(&self, when: &Arc<When>) -> Rc<Following> {
-        let target = self.settled_target();
-        let following = Rc::new(Following::new(when, target.as_ref()));
-        self.following.replace(Some(Rc::clone(&following)));
+    /// Has a switch made.
+    pub(super) fn start_switch(
+        self: &Rc<Self>,
+        following: &Rc<Following>,
+        switch: Switch,
+        metrics: Option<&Metrics>,
+    ) {
+        let reason = following.reason(switch, metrics);
+        let (peer, following) = (Rc::clone(self), Rc::clone(following));
+        spawn_local(async move { peer.switch(&following, switch, &reason).await });
+    }
+
+    /// Follows something else than before.
+    pub(super) fn follow_anew(&self, following: &Rc<Following>) {
+        self.following.replace(Some(Rc::clone(following)));
         let choice = following.engine.borrow().current();
         self.set_target(following.target(choice));
-        following
     }
 
     /// Makes a switch: has a carrier opened if there is none, and moves the flows. Where that fails they stay.
-    async fn switch(&self, rule: &str, following: &Rc<Following>, switch: Switch, reason: &str) {
+    async fn switch(&self, following: &Rc<Following>, switch: Switch, reason: &str) {
         let former = self.condition_target();
         following.former.replace(Some(former.clone()));
         self.set_target(following.target(switch.to));
@@ -144,26 +207,42 @@ impl Peer {
         following.former.take();
         let current = self.following.borrow().clone();
         if !current.is_some_and(|current| Rc::ptr_eq(&current, following)) {
-            return; // other conditions decide now
+            return; // something else decides now
         }
         let [from, to] = [switch.from, switch.to].map(|choice| following.carrier(choice));
         let peer = self.key.peer;
         if is_up {
             following.engine.borrow_mut().succeeded();
-            tracing::info!(rule, %peer, %from, %to, reason, "rule: flows change their carrier");
+            following.since.set(Instant::now());
+            match &following.by {
+                By::Rule(rule, _) => {
+                    tracing::info!(%rule, %peer, %from, %to, reason, "rule: flows change their carrier");
+                }
+                By::Model(_) => {
+                    self.set_bbr(ByModel::is_bbr(switch.to));
+                    tracing::info!(%peer, %from, %to, reason, "select: flows change their carrier");
+                }
+            }
             return;
         }
         let is_new = following.engine.borrow_mut().failed(following.now_ns());
         self.set_target(former);
-        if is_new {
-            tracing::warn!(
-                rule, %peer, %from, %to, reason,
+        if !is_new {
+            return;
+        }
+        match &following.by {
+            By::Rule(rule, _) => tracing::warn!(
+                %rule, %peer, %from, %to, reason,
                 "rule: the carrier cannot be opened, so flows stay where they are; tried again in silence"
-            );
+            ),
+            By::Model(_) => tracing::warn!(
+                %peer, %from, %to, reason,
+                "select: the carrier cannot be opened: the next best; tried again in silence"
+            ),
         }
     }
 
-    /// What a condition has the flows go by, but for a switch that is still being made: it may fail.
+    /// What a condition, or the model, has the flows go by, but for a switch that is still being made: it may fail.
     pub(super) fn settled_target(&self) -> Option<Target> {
         let following = self.following.borrow();
         let former = following.as_ref().and_then(|of| of.former.borrow().clone());
@@ -172,12 +251,15 @@ impl Peer {
 
     fn rule_state(&self) -> Option<RuleState> {
         let following = self.following.borrow().clone()?;
+        let By::Rule(rule, when) = &following.by else {
+            return None;
+        };
         let engine = following.engine.borrow();
-        let all = 0..following.when.carriers.len();
+        let all = 0..when.carriers.len();
         Some(RuleState {
-            rule: self.rule()?,
+            rule: Arc::clone(rule),
             peer: self.key.peer,
-            when: Arc::clone(&following.when),
+            when: Arc::clone(when),
             holds: all.filter(|i| engine.holds(*i)).collect(),
             decides: engine.current(),
         })

@@ -12,7 +12,7 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{CarrierStatus, FlowList, FlowStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
@@ -38,6 +38,9 @@ enum Command {
     Show(u64, Reply<Result<FlowStatus, String>>),
     Move(u64, String, Reply<Result<FlowStatus, String>>),
     Rules(Reply<Vec<RuleState>>),
+    Selected(usize, Reply<SelectStatus>),
+    /// The switch of the choice by the model was changed.
+    Select(Reply<()>),
     Resume(Handover, Descriptors, Reply<Descriptors>),
     Leave(Lent, Reply<Handover>),
     Stop,
@@ -236,6 +239,29 @@ impl Handle {
         self.ask(Command::Rules).unwrap_or_default()
     }
 
+    /// What the model has chosen, by association: a page from an index on.
+    pub(crate) fn select_status(&self, from: usize) -> SelectStatus {
+        let status = self.ask(|reply| Command::Selected(from, reply));
+        status.unwrap_or_else(|| SelectStatus {
+            on: self.shared.limits.selection.is_on(),
+            paths: Vec::new(),
+            more: None,
+        })
+    }
+
+    /// Turns the choice by the model on or off: returns once flows that run follow.
+    ///
+    /// # Errors
+    /// The change does not outlive this daemon, or is not made.
+    pub(crate) fn select(&self, is_on: bool) -> Result<(), String> {
+        let set = self.shared.limits.selection.set(is_on);
+        let _ = self.ask(Command::Select);
+        if set.is_ok() {
+            tracing::info!(is_on, "select: the choice by the model was switched");
+        }
+        set
+    }
+
     /// Restores the state handed over by a former daemon. Returns the other descriptors.
     pub(crate) fn resume(&self, left: Handover, descriptors: Descriptors) -> Option<Descriptors> {
         self.ask(|reply| Command::Resume(left, descriptors, reply))
@@ -296,6 +322,11 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
             Command::Status(reply) => drop(reply.send(flows.status())),
             Command::List(from, reply) => drop(reply.send(flows.list(from))),
             Command::Rules(reply) => drop(reply.send(flows.rule_states())),
+            Command::Selected(from, reply) => drop(reply.send(flows.select_status(from))),
+            Command::Select(reply) => {
+                flows.follow_selection();
+                let _ = reply.send(());
+            }
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
             Command::Move(id, carrier, reply) => {
                 let flows = Rc::clone(&flows);

@@ -15,7 +15,7 @@ use vtl_proto::{
 };
 
 use super::{
-    abi::{VTL_CC_NAME_MAX, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config},
+    abi::{VTL_CC_NAME_MAX, VTL_WISH_NEAR, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config},
     bpf::{self, Attached},
     error::HookerError,
 };
@@ -26,6 +26,9 @@ pub enum Carrier {
     /// Sessions with peers that run VTL, over the highest-ranked graft that both have; TCP to others.
     #[default]
     Best,
+    /// `auto`: one of `vtl_core::select::CLASSES` with peers that run VTL, chosen by the path and the application; TCP to
+    /// others.
+    Auto,
     /// `tcp`: TCP with the system's defaults.
     Plain,
     /// `tcp:NAME`: TCP under this congestion control.
@@ -92,6 +95,7 @@ impl Carrier {
         let why = match self {
             Self::Best | Self::Tolerant | Self::Control(_) | Self::Others(..) => return Ok(()),
             Self::Plain => "a port that is not hooked is plain TCP already",
+            Self::Auto => "who connects chooses by its path (hook the port without a carrier)",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Flows(_) => "who connects chooses it (hook the port without a carrier)",
@@ -175,6 +179,7 @@ impl Carrier {
             Self::Best | Self::Graft(_) | Self::Services(_) | Self::Flows(_) => {
                 return Ok(Self::Required(must, Box::new(self)));
             }
+            Self::Auto => "where TCP is best for the path it chooses TCP",
             Self::Plain | Self::Control(_) => "it is TCP, which needs no other host's agreement",
             Self::Lossy(_) | Self::Tolerant => "what may not get lost of such flows goes by TCP",
             Self::Others(..) => "TCP is what others are sent by",
@@ -215,6 +220,7 @@ impl FromStr for Carrier {
         };
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
+            None if text == "auto" => Ok(Self::Auto),
             None if let Some(kind) = Kind::named(text) => Ok(Self::Flows(kind)),
             None if let Some(name) = LOSSY.into_iter().find(|name| *name == text) => {
                 Ok(Self::Lossy(name))
@@ -222,7 +228,7 @@ impl FromStr for Carrier {
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
             Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
             _ => Err(format!(
-                "there is no carrier \"{}\": name tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
+                "there is no carrier \"{}\": name auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
                  (graft:cubic), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
                 Kind::ALL.map(Kind::name).join(", "),
@@ -236,6 +242,7 @@ impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Best => f.write_str("best"),
+            Self::Auto => f.write_str("auto"),
             Self::Plain => f.write_str("tcp"),
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
@@ -296,6 +303,9 @@ pub(super) struct Wish {
     /// The rule, if it has conditions on the path.
     #[serde(default)]
     pub(super) rule: Option<Arc<str>>,
+    /// The carrier is chosen by path and application.
+    #[serde(default)]
+    pub(super) auto: bool,
 }
 
 impl Wish {
@@ -304,6 +314,7 @@ impl Wish {
         let mut wish = Self::default();
         match carrier {
             Carrier::Best => {}
+            Carrier::Auto => wish.auto = true,
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
             Carrier::Services(wanted) => {
                 wish.over = Some(Over::Services(*wanted).into());
@@ -341,9 +352,10 @@ impl Wishes {
         let Some(wish) = wish.filter(|wish| *wish != Wish::default()) else {
             return VTL_WISH_PLAIN;
         };
-        let mark = match wish.required {
-            true => VTL_WISH_REQUIRE,
-            false => 0,
+        let mark = match (wish.required, wish.auto) {
+            (true, _) => VTL_WISH_REQUIRE,
+            (false, true) => VTL_WISH_NEAR,
+            (false, false) => 0,
         };
         let known = self.0.iter().position(|known| *known == wish);
         let index = known.unwrap_or_else(|| {
@@ -355,7 +367,7 @@ impl Wishes {
 
     /// The wish with a number.
     pub(super) fn get(&self, number: u32) -> Wish {
-        let index = ((number & !VTL_WISH_REQUIRE) as usize).wrapping_sub(1);
+        let index = ((number & !(VTL_WISH_REQUIRE | VTL_WISH_NEAR)) as usize).wrapping_sub(1);
         self.0.get(index).cloned().unwrap_or_default()
     }
 }
@@ -533,6 +545,7 @@ mod tests {
             "tcp",
             "tcp:cubic",
             "tcp:a-b_9",
+            "auto",
             "graft:stream",
             "quic",
             "sctp",
@@ -558,7 +571,7 @@ mod tests {
 
     #[test]
     fn carrier__requires_only_what_is_no_tcp() {
-        for text in ["tcp", "tcp:cubic"] {
+        for text in ["tcp", "tcp:cubic", "auto"] {
             let carrier: Carrier = text.parse().unwrap();
             let error = carrier.required(Must::Carrier, "--require").unwrap_err();
             assert!(
@@ -581,7 +594,12 @@ mod tests {
 
     #[test]
     fn spec__is_what_was_wanted() {
-        for (text, port) in [("quic", false), ("graft:x", false), ("tcp:bbr", true)] {
+        for (text, port) in [
+            ("auto", false),
+            ("quic", false),
+            ("graft:x", false),
+            ("tcp:bbr", true),
+        ] {
             let carrier: Carrier = text.parse().unwrap();
             assert_eq!(Carrier::wanted(&carrier.spec(), port), Ok(carrier));
         }
@@ -623,7 +641,11 @@ mod tests {
         let number = wishes.number_of(&Carrier::Best, Some("far".into()));
         assert_eq!((number, wishes.number(&Carrier::Best)), (6, VTL_WISH_PLAIN));
         assert_eq!(wishes.get(number).rule.as_deref(), Some("far"));
-        for nobody in [0, 7, VTL_WISH_PLAIN] {
+        // Those whose carrier is chosen bypass vtld where the host is near.
+        let number = wishes.number(&Carrier::Auto);
+        assert_eq!(number, 7 | VTL_WISH_NEAR);
+        assert!(wishes.get(number).auto && !wishes.get(6).auto);
+        for nobody in [0, 8, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
     }

@@ -255,6 +255,11 @@ impl HeldConnect {
         self.0.wish.rule.as_ref()
     }
 
+    /// Whether the carrier is chosen by path and application.
+    pub fn is_auto(&self) -> bool {
+        self.0.wish.auto
+    }
+
     /// The desired kind of carrier.
     pub fn kind(&self) -> Kind {
         self.0.wish.kind.unwrap_or(Kind::Graft)

@@ -124,6 +124,8 @@ pub struct ClientFlow {
     pub kind: Kind,
     /// The rule that decided, if it has conditions on the path.
     pub rule: Option<Arc<str>>,
+    /// Whether the carrier is chosen by path and application.
+    pub auto: bool,
     /// The flow's name, which the SYN of `peer` announced.
     pub name: FlowName,
 }

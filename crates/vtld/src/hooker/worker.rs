@@ -334,6 +334,7 @@ impl Worker {
                     over: held.over().cloned(),
                     kind: held.kind(),
                     rule: held.rule().cloned(),
+                    auto: held.is_auto(),
                     app: held,
                     dest,
                     src,

@@ -36,6 +36,11 @@ pub(crate) struct TcpWatch {
 const LOOK: Duration = Duration::from_millis(90);
 
 impl TcpWatch {
+    /// Has the congestion control looked up again, which was changed.
+    pub(crate) fn forget_control(&mut self) {
+        self.peer = None;
+    }
+
     /// Reads the counters of a connection, one system call, and notes them.
     pub(crate) fn read(&mut self, monitor: &NetMonitor, connection: &TcpStream) {
         if self.peer.is_none() {

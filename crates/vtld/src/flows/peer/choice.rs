@@ -1,5 +1,6 @@
 //! The carrier that an association's flows go by: the one that the opener's hook or rule desires or, while a condition of
-//! the rule holds, that condition's. The opener tells the peer (PREFER), which follows.
+//! the rule holds, that condition's, or the one that the model has chosen. The opener tells the peer (PREFER), which
+//! follows.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,8 +16,8 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{Desired, Target, flow::State},
-    Peer,
+    super::{Desired, Target, flow::State, select::Direction},
+    Peer, counts,
 };
 use crate::hooker::Over;
 
@@ -24,17 +25,21 @@ use crate::hooker::Over;
 const BEST: &str = "the best carrier that there is";
 /// by a condition of this host's rule,
 const CONDITION: &str = "a condition of its rule holds (vtl rule list)";
+/// by the model (in its place the reason is shown),
+pub(super) const MODEL: &str = "the model has chosen it";
 /// and by the peer's.
 const PREFERRED: &str = "the peer, which has opened it, prefers this carrier";
 
 /// Minimum time between two moves that the peer asks for, as all its flows are gone through. The next one comes with
 /// [`Peer::review`].
 const FOLLOWING: Duration = Duration::from_millis(100);
+/// Bytes from which on they tell the direction of flows.
+const ENOUGH_BYTES: u64 = 16 << 10;
 
 /// What decides which carrier flows go by, beside the desired one.
 #[derive(Default)]
 pub(super) struct Choice {
-    /// What a condition of the rule has the flows go by; `None`: no condition, so the desired carrier.
+    /// What a condition of the rule, or the model, has the flows go by; `None`: neither, so the desired carrier.
     target: RefCell<Option<Target>>,
     /// The parameters of sessions that this host has opened, if they have any.
     overs: RefCell<BTreeMap<CarrierId, Arc<Over>>>,
@@ -47,6 +52,23 @@ pub(super) struct Choice {
     followed: Cell<Option<Instant>>,
     /// and whether the peer has changed its mind since.
     is_due: Cell<bool>,
+    /// Whether the flows' TCP connections are under BBR, and whether the peer wants them to be, if it has opened the
+    /// association.
+    bbr: Cell<bool>,
+    prefers_bbr: Cell<bool>,
+    /// Whether the peer has asked for figures of the path.
+    asked: Cell<bool>,
+}
+
+/// What to tell the peer (PREFER).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Preference {
+    /// The carrier; the control connection for the flows' TCP connections.
+    pub(in super::super) carrier: CarrierId,
+    /// TCP connections of the flows are to be under BBR.
+    pub(in super::super) bbr: bool,
+    /// This host asks for figures of the path.
+    pub(in super::super) asks: bool,
 }
 
 impl Peer {
@@ -62,12 +84,22 @@ impl Peer {
         self.desired.take()
     }
 
-    /// The rule that hooked the flows, if it has conditions.
-    pub(in super::super) fn rule(&self) -> Option<Arc<str>> {
-        self.desired.borrow().as_ref()?.rule.clone()
+    pub(in super::super) fn with_desired<T>(&self, of: impl FnOnce(&Desired) -> T) -> Option<T> {
+        self.desired.borrow().as_ref().map(of)
     }
 
-    /// What a condition has the flows go by; `None`: none has.
+    /// The rule that hooked the flows, if it has conditions.
+    pub(in super::super) fn rule(&self) -> Option<Arc<str>> {
+        self.with_desired(|desired| desired.rule.clone()).flatten()
+    }
+
+    /// Whether something decides about the carrier while flows run: a rule's conditions, or the model.
+    fn is_decided(&self) -> bool {
+        let decides = |desired: &Desired| desired.rule.is_some() || desired.auto.is_some();
+        self.with_desired(decides) == Some(true)
+    }
+
+    /// What a condition, or the model, has the flows go by; `None`: neither has.
     pub(in super::super) fn condition_target(&self) -> Option<Target> {
         self.choice.target.borrow().clone()
     }
@@ -98,10 +130,10 @@ impl Peer {
     }
 
     fn desired_target(&self) -> Option<Target> {
-        let desired = self.desired.borrow();
-        desired
-            .as_ref()
-            .map(|desired| Some((desired.kind, desired.over.clone())))
+        self.with_desired(|desired| match desired.auto {
+            Some(_) => None,
+            None => Some((desired.kind, desired.over.clone())),
+        })
     }
 
     /// Session parameters for a carrier of this kind that is to be opened.
@@ -237,7 +269,7 @@ impl Peer {
             }
             drop(core);
             self.choice.serving.set(match best {
-                Path::Carrier(id) if self.rule().is_some() => Some(id),
+                Path::Carrier(id) if self.is_decided() => Some(id),
                 _ => None,
             });
         }
@@ -250,6 +282,8 @@ impl Peer {
         }
         state.why.set(if self.preferred_path().is_some() {
             PREFERRED
+        } else if self.auto().is_some() {
+            MODEL
         } else if self.choice.target.borrow().is_some() {
             CONDITION
         } else {
@@ -261,32 +295,43 @@ impl Peer {
     /// Whether a flow that is moved by hand to this path is pinned there: to the best one it need not be, unless that may
     /// change.
     pub(super) fn pins(&self, path: Path) -> bool {
-        let may_change = self.rule().is_some() || self.choice.preferred.get()[0].is_some();
+        let may_change = self.is_decided() || self.choice.preferred.get()[0].is_some();
         may_change || self.best().map(Path::Carrier) != Some(path)
     }
 
     /// What to tell the peer on this control connection: the carrier that this host prefers, and the connection itself for
-    /// the flows' TCP connections. `None`: nothing, as no rule with conditions decides, or nothing is up.
-    pub(in super::super) fn prefers(&self, control: CarrierId) -> Option<CarrierId> {
-        self.rule()?;
-        Some(match self.best_path()? {
-            Path::Carrier(id) => id,
-            Path::Tcp => control,
+    /// the flows' TCP connections. `None`: nothing, as nothing decides while flows run, or nothing is up.
+    pub(in super::super) fn prefers(&self, control: CarrierId) -> Option<Preference> {
+        let path = self.is_decided().then(|| self.best_path())?;
+        Some(Preference {
+            carrier: match path? {
+                Path::Carrier(id) => id,
+                Path::Tcp => control,
+            },
+            bbr: self.choice.bbr.get(),
+            asks: self.auto().is_some(),
         })
     }
 
-    /// Notes the carrier that the peer prefers, which has opened the association. It may be on its way still.
-    pub(in super::super) fn note_preferred(&self, carrier: CarrierId) {
+    /// Notes what the peer prefers, which has opened the association. The carrier may be on its way still.
+    pub(in super::super) fn note_preferred(&self, preference: Preference) {
+        let Preference { carrier, bbr, asks } = preference;
         if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
             return;
         }
+        if self.choice.asked.replace(asks) != asks {
+            self.changed.notify_waiters();
+        }
         let [latest, former] = self.choice.preferred.get();
-        if latest == Some(carrier) {
+        if latest == Some(carrier) && self.choice.prefers_bbr.get() == bbr {
             return;
         }
-        let is_up = |id: &CarrierId| self.path_of(*id).is_some();
-        let former = latest.filter(is_up).or(former);
-        self.choice.preferred.set([Some(carrier), former]);
+        self.choice.prefers_bbr.set(bbr);
+        if latest != Some(carrier) {
+            let is_up = |id: &CarrierId| self.path_of(*id).is_some();
+            let former = latest.filter(is_up).or(former);
+            self.choice.preferred.set([Some(carrier), former]);
+        }
         self.choice.is_due.set(true);
         let is_early = |at: Instant| at.elapsed() < FOLLOWING;
         if !self.choice.followed.get().is_some_and(is_early) {
@@ -298,8 +343,53 @@ impl Peer {
     pub(super) fn follow_preferred(&self) {
         if self.choice.is_due.take() {
             self.choice.followed.set(Some(Instant::now()));
+            self.set_bbr(self.choice.prefers_bbr.get());
             self.prefer_best();
             self.turn();
         }
+    }
+
+    /// Whether the peer, which has opened the association, has asked for figures of the path.
+    pub(in super::super) fn is_asked(&self) -> bool {
+        self.choice.asked.get()
+    }
+
+    /// Has the flows' TCP connections sent under BBR, those of later flows, too; or as before.
+    pub(in super::super) fn set_bbr(&self, bbr: bool) {
+        if self.choice.bbr.replace(bbr) == bbr {
+            return;
+        }
+        for state in self.flows.borrow().values() {
+            state.set_bbr(bbr);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Has a new flow's TCP connection sent as the others.
+    pub(super) fn control_new(&self, state: &State) {
+        if self.choice.bbr.get() {
+            state.set_bbr(true);
+        }
+    }
+
+    /// The direction in which flows that run have carried more bytes; `None`: there are too few.
+    pub(in super::super) fn direction(&self) -> Option<Direction> {
+        let core = self.core.borrow();
+        let flows = self.flows.borrow();
+        let all = flows.keys().filter_map(|id| core.flow(*id));
+        let [sent, received] = all
+            .map(counts)
+            .fold([0_u64; 2], |[a, b], [sent, received]| {
+                [a.saturating_add(sent), b.saturating_add(received)]
+            });
+        (sent.saturating_add(received) >= ENOUGH_BYTES).then_some(match sent >= received {
+            true => Direction::Sends,
+            false => Direction::Receives,
+        })
+    }
+
+    /// How many flows there are.
+    pub(in super::super) fn count_flows(&self) -> usize {
+        self.flows.borrow().len()
     }
 }

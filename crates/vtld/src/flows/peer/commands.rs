@@ -10,7 +10,7 @@ use vtl_proto::{
     frame::{CarrierId, FlowId, Side},
 };
 
-use super::{super::flow::State, Peer, Running};
+use super::{super::flow::State, Peer, Running, choice::MODEL};
 
 /// Reason of a flow that stays plain TCP even if the peer's reach has changed since.
 const OUT_OF_REACH: &str = "its port was out of the peer's `reach` (peers.toml) when it began";
@@ -156,6 +156,7 @@ impl Peer {
                      host reach the port by VTL"
                         .to_owned()
                 }
+                _ if state.why.get() == MODEL => self.model_reason(),
                 _ => state.why.get().to_owned(),
             },
         })

@@ -73,6 +73,7 @@ impl Source<'_> {
                 return Ok((condition, carrier, at));
             }
             Carrier::Control(_) => "a running connection keeps its congestion control",
+            Carrier::Auto => "it has conditions of its own, the model's",
             _ => "what it loses is lost, and a condition is no reason to lose something",
         };
         let text = format!(
@@ -116,6 +117,10 @@ impl Source<'_> {
                 return self.wrong(at, text.into());
             }
         };
+        if *own == Carrier::Auto {
+            let text = "auto chooses by the path itself, so it excludes when";
+            return self.wrong(at, text.into());
+        }
         if matches!(own, Carrier::Lossy(_)) {
             let text =
                 format!("{own} is loss-tolerant, and such connections are not moved by when");
@@ -285,6 +290,19 @@ mod tests {
             );
             assert!(wrong.text.contains(about), "{wrong}: {text}");
         }
+    }
+
+    #[test]
+    fn when__excludes_auto() {
+        let of = |own: &str, case: &str| {
+            let case = format!("{{ if = \"rtt > 9ms\", carrier = \"{case}\" }}");
+            rule(&format!("carrier = \"{own}\"\nwhen = {case}"))
+        };
+        let wrong = of("auto", "quic").expect_err("refused");
+        assert!(wrong.text.contains("excludes when"), "{wrong}");
+        let wrong = of("best", "auto").expect_err("refused");
+        let about = "auto cannot take connections over";
+        assert!(wrong.text.contains(about), "{wrong}");
     }
 
     proptest! {

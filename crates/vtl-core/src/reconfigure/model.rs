@@ -1,0 +1,131 @@
+//! What a trained model wants, by the figures of one path.
+
+use std::time::Duration;
+
+use super::{Choice, nanos};
+use crate::{
+    netmon::Metrics,
+    profile::Profile,
+    select::{CLASSES, Explanation, Features, Selector},
+};
+
+/// Minimum number of packets, sent while no queue stood on the path, that a loss has to be of: fewer say nothing of a path
+/// that loses 2 %.
+pub const ENOUGH_PACKETS: u64 = 64;
+/// Minimum time between two observations.
+pub const OBSERVED: Duration = Duration::from_millis(500);
+/// Time after which an observation does not agree with any later one.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// What a model has decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// By what.
+    pub features: Features,
+    /// The class, and why.
+    pub explanation: Explanation,
+}
+
+/// What the figures of a path said at one time.
+#[derive(Clone, Copy, Debug)]
+struct Observation {
+    at_ns: u64,
+    class: &'static str,
+    /// Packets that the loss was of: figures of as many are not new ones.
+    clear_packets: u64,
+}
+
+/// Follows the figures of one path.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    profile: Option<Profile>,
+    last: Option<Observation>,
+    /// The classes, best first, up to the default.
+    wanted: Vec<Choice>,
+    decision: Option<Decision>,
+}
+
+impl Model {
+    pub(super) fn new(profile: Option<Profile>) -> Self {
+        Self {
+            profile,
+            last: None,
+            wanted: Vec::new(),
+            decision: None,
+        }
+    }
+
+    /// The classes that may be switched to, best first; empty before the first decision.
+    pub(super) fn wanted(&self) -> &[Choice] {
+        &self.wanted
+    }
+
+    pub(super) fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// Decides by one observation.
+    pub(super) fn begin(&mut self, now_ns: u64, metrics: &Metrics) {
+        if let Some((seen, decision)) = self.read(now_ns, metrics) {
+            self.last = Some(seen);
+            self.decide(decision);
+        }
+    }
+
+    /// Takes the figures, and decides once two observations agree. What is unknown changes nothing.
+    pub(super) fn observe(&mut self, now_ns: u64, metrics: &Metrics) {
+        let since = |then_ns| now_ns.saturating_sub(then_ns);
+        let is_known = |last: Observation| {
+            last.clear_packets == metrics.clear_packets || since(last.at_ns) < nanos(OBSERVED)
+        };
+        if self.last.is_some_and(is_known) {
+            return;
+        }
+        let Some((seen, decision)) = self.read(now_ns, metrics) else {
+            return;
+        };
+        let agrees =
+            |last: Observation| last.class == seen.class && since(last.at_ns) <= nanos(FORGOTTEN);
+        if self.last.replace(seen).is_some_and(agrees) {
+            self.decide(decision);
+        }
+    }
+
+    /// What the figures say; `None`: too little is known. What a full queue drops is nothing to go by: it says that the
+    /// sender has filled the path.
+    fn read(&self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
+        let features = Features::new(metrics, self.profile);
+        let is_enough = metrics.clear_packets >= ENOUGH_PACKETS;
+        (features.rtt_ms.is_some() && metrics.clear_loss.is_some() && is_enough).then(|| {
+            let explanation = Selector::embedded().explain(&features);
+            let seen = Observation {
+                at_ns: now_ns,
+                class: explanation.class,
+                clear_packets: metrics.clear_packets,
+            };
+            let decision = Decision {
+                features,
+                explanation,
+            };
+            (seen, decision)
+        })
+    }
+
+    fn decide(&mut self, decision: Decision) {
+        let Explanation { class, shares, .. } = &decision.explanation;
+        let others = shares.iter().map(|(class, _)| *class);
+        let ranked = [*class].into_iter().chain(others).chain([CLASSES[0]]);
+        self.wanted.clear();
+        for class in ranked {
+            let place = CLASSES.iter().position(|known| *known == class);
+            let choice = place.filter(|place| *place > 0);
+            if !self.wanted.contains(&choice) {
+                self.wanted.push(choice);
+            }
+            if choice.is_none() {
+                break; // that can always be had
+            }
+        }
+        self.decision = Some(decision);
+    }
+}

@@ -1,0 +1,214 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::netmon::Bandwidth;
+
+const MS: u64 = 1_000_000;
+const DWELL: Duration = Duration::from_secs(10);
+/// Places among [`CLASSES`].
+const STREAM: Choice = Some(2);
+
+/// A path of which so many packets have told.
+fn path(rtt_ms: u64, loss: f64, packets: u64) -> Metrics {
+    Metrics {
+        min_rtt: Some(Duration::from_millis(rtt_ms)),
+        rtt: Some(Duration::from_millis(rtt_ms)),
+        loss: Some(loss),
+        clear_loss: Some(loss),
+        loss_burst: Some(1.0),
+        packets: packets + 1000,
+        clear_packets: packets,
+        ..Metrics::default()
+    }
+}
+
+fn far(packets: u64) -> Metrics {
+    path(600, 0.02, packets)
+}
+
+fn near(packets: u64) -> Metrics {
+    Metrics {
+        bandwidth: Some(Bandwidth {
+            rate: 10_000_000,
+            at_least: false,
+            error: 0.0,
+        }),
+        ..path(5, 0.0, packets)
+    }
+}
+
+fn engine() -> Engine {
+    Engine::by_model(Some(Profile::LossSensitive), DWELL)
+}
+
+fn sample(engine: &mut Engine, ms: u64, metrics: &Metrics) -> Option<Choice> {
+    let switch = engine.sample(ms * MS, Some(metrics));
+    switch.map(|switch| switch.to)
+}
+
+#[test]
+fn by_model__two_observations_agree_before_a_switch() {
+    assert_eq!(CLASSES[2], "graft:stream");
+    let mut engine = engine();
+    assert_eq!(sample(&mut engine, 0, &far(100)), None);
+    assert_eq!(sample(&mut engine, 400, &far(200)), None, "too early");
+    assert_eq!(sample(&mut engine, 900, &far(100)), None, "nothing new");
+    assert_eq!(sample(&mut engine, 1000, &near(200)), None, "disagrees");
+    assert_eq!(sample(&mut engine, 2000, &far(300)), None);
+    assert_eq!(engine.decision(), None);
+    assert_eq!(sample(&mut engine, 2500, &far(400)), Some(STREAM));
+    let decision = engine.decision().expect("decided");
+    assert_eq!(decision.explanation.class, "graft:stream");
+    assert_eq!(decision.features.rtt_ms, Some(600.0));
+    // What is long ago does not agree with anything.
+    let mut engine = self::engine();
+    assert_eq!(sample(&mut engine, 0, &far(100)), None);
+    assert_eq!(sample(&mut engine, 10_001, &far(200)), None);
+    assert_eq!(sample(&mut engine, 10_501, &far(300)), Some(STREAM));
+}
+
+#[test]
+fn by_model__what_is_unknown_changes_nothing() {
+    let mut engine = engine();
+    let unknown = [
+        path(600, 0.02, ENOUGH_PACKETS - 1),
+        Metrics {
+            min_rtt: None,
+            ..far(100)
+        },
+        // Only what full queues have dropped.
+        Metrics {
+            clear_loss: None,
+            ..far(101)
+        },
+    ];
+    for round in 0..5 {
+        for (i, metrics) in (0..).zip(&unknown) {
+            let at = round * 10_000 + i * 1000;
+            assert_eq!(sample(&mut engine, at, metrics), None);
+        }
+        assert_eq!(engine.sample(round * 10_000 * MS, None), None);
+    }
+    assert_eq!((engine.current(), engine.decision()), (None, None));
+    assert_eq!(engine.begin(0, &unknown[0]), None);
+    // Between two that agree, too.
+    assert_eq!(sample(&mut engine, 60_000, &far(100)), None);
+    assert_eq!(engine.sample(60_300 * MS, None), None);
+    assert_eq!(sample(&mut engine, 60_600, &unknown[0]), None);
+    assert_eq!(sample(&mut engine, 61_000, &far(200)), Some(STREAM));
+}
+
+/// A short path stays with TCP, whatever is known of its rate.
+#[test]
+fn by_model__near_and_clean_is_tcp() {
+    for profile in [
+        None,
+        Some(Profile::TimeAndLossSensitive),
+        Some(Profile::LossSensitive),
+    ] {
+        for metrics in [near(100), path(5, 0.0, 100)] {
+            let mut engine = Engine::by_model(profile, DWELL);
+            assert_eq!(engine.begin(0, &metrics), None);
+            let decision = engine.decision().expect("decided");
+            assert_eq!(decision.explanation.class, "tcp", "{metrics:?}");
+        }
+    }
+}
+
+#[test]
+fn begin__a_path_that_is_known_decides_at_once() {
+    let mut engine = engine();
+    let switch = engine.begin(0, &far(1000)).expect("a switch");
+    assert_eq!((switch.from, switch.to), (None, STREAM));
+    engine.succeeded();
+    // Then as any other: by two that agree, after the dwell.
+    assert_eq!(sample(&mut engine, 1000, &near(1)), None);
+    for ms in (2000..10_000).step_by(1000) {
+        assert_eq!(sample(&mut engine, ms, &near(ms)), None, "{ms}");
+    }
+    assert_eq!(sample(&mut engine, 10_000, &near(10_000)), Some(None));
+    let mut clean = self::engine();
+    assert_eq!(clean.begin(0, &near(1000)), None, "stays");
+    assert!(clean.decision().is_some());
+    let mut plan = Engine::new(Plan {
+        conditions: Vec::new(),
+        dwell: DWELL,
+    });
+    assert_eq!(plan.begin(0, &far(1000)), None, "it has no model");
+}
+
+#[test]
+fn failed__the_next_best_of_the_shares() {
+    let mut engine = engine();
+    assert_eq!(engine.begin(0, &far(1000)).map(|s| s.to), Some(STREAM));
+    assert!(engine.failed(9000 * MS), "worth a report");
+    assert_eq!(engine.current(), None);
+    let shares = &engine.decision().expect("decided").explanation.shares;
+    let next = shares[1].0;
+    assert_ne!(next, "graft:stream");
+    let next = CLASSES.iter().position(|class| *class == next);
+    let next = next.filter(|place| *place > 0);
+    let to = sample(&mut engine, 10_000, &far(1100)).unwrap_or(None);
+    assert_eq!(to, next);
+    engine.succeeded();
+    // What has failed is tried again after its dwell, and that of the switch.
+    assert_eq!(sample(&mut engine, 19_500, &far(1200)), None);
+    assert_eq!(sample(&mut engine, 20_000, &far(1300)), Some(STREAM));
+}
+
+#[test]
+fn resume_by_model__goes_on_until_the_figures_say_otherwise() {
+    let resume = |choice| Engine::resume_by_model(None, DWELL, choice);
+    assert_eq!(resume(STREAM).current(), STREAM);
+    for none in [None, Some(0), Some(CLASSES.len())] {
+        assert_eq!(resume(none).current(), None);
+    }
+    let mut engine = resume(STREAM);
+    assert_eq!(engine.sample(0, None), None);
+    assert_eq!(sample(&mut engine, 0, &near(100)), None);
+    assert_eq!(sample(&mut engine, 1000, &near(200)), Some(None));
+}
+
+proptest! {
+    /// Whatever the path does and whatever fails: no two switches within the dwell, what is unknown changes nothing, and
+    /// a switch leads to what the model has decided, unless that has failed.
+    #[test]
+    fn by_model__keeps_its_promises(
+        samples in prop::collection::vec(
+            (1..3000_u64, prop::option::of((1..700_u64, 0.0..0.2_f64)), any::<bool>()), 1..100
+        ),
+    ) {
+        let mut engine = engine();
+        let (mut now_ms, mut packets, mut last, mut has_failed) = (0, 0, None, false);
+        for (pause_ms, figures, fails) in samples {
+            now_ms += pause_ms;
+            packets += 1;
+            let before = engine.clone();
+            let metrics = figures.map(|(rtt, loss)| path(rtt, loss, ENOUGH_PACKETS + packets));
+            let switch = engine.sample(now_ms * MS, metrics.as_ref());
+            if metrics.is_none() {
+                prop_assert_eq!(engine.decision(), before.decision());
+            }
+            let Some(switch) = switch else {
+                prop_assert_eq!(engine.current(), before.current());
+                continue;
+            };
+            prop_assert_eq!((switch.from, switch.to), (before.current(), engine.current()));
+            prop_assert_ne!(switch.from, switch.to);
+            prop_assert!(last.is_none_or(|last| now_ms - last >= 10_000));
+            last = Some(now_ms);
+            let class = CLASSES[switch.to.unwrap_or(0)];
+            let decided = engine.decision().map(|decision| decision.explanation.class);
+            prop_assert!(has_failed || decided == Some(class));
+            if fails {
+                has_failed = true;
+                engine.failed(now_ms * MS);
+                prop_assert_eq!(engine.current(), before.current());
+            } else {
+                engine.succeeded();
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The carrier `auto`: the model decides for each association, by the figures of the direction that carries more bytes.
+//! Those of what this host sends are the monitor's; those of what it receives the peer tells (FIGURES).
+
+use std::{
+    cell::Cell,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+use vtl_control::{SelectStatus, SelectedPath};
+use vtl_core::{
+    netmon::{Metrics, figures},
+    profile::Profile,
+    reconfigure::{Choice, DEFAULT_DWELL, Decision, ENOUGH_PACKETS, Engine},
+    select::CLASSES,
+};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{Frame, Side},
+};
+
+use super::{
+    Flows, PAGE, Target,
+    control::Control,
+    peer::Peer,
+    reconfigure::{By, Following, STALE},
+};
+use crate::hooker::Over;
+
+/// Maximum age of figures that a peer has told: they come once a second, behind what the path loses.
+const TOLD_STALE: Duration = Duration::from_secs(5);
+/// Age up to which figures of earlier connections count for a new association.
+const KNOWN: Duration = Duration::from_secs(300);
+/// Interval of telling figures to a peer.
+const TELLING: Duration = Duration::from_secs(1);
+
+/// Prefixes of [`CLASSES`] that are grafts, and the class that is TCP under BBR.
+const GRAFT: &str = "graft:";
+const BBR: &str = "tcp:bbr";
+
+/// Marks associations whose carrier is chosen; those of different profiles are kept apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Auto {
+    /// By the port; `None`: nobody knows.
+    pub(crate) profile: Option<Profile>,
+}
+
+/// What is known of an association that the model decides about, beside its [`Engine`].
+pub(super) struct ByModel {
+    auto: Auto,
+    /// The direction that carries more bytes, and its latest figures.
+    seen: Cell<(Option<Direction>, Option<Metrics>)>,
+}
+
+/// A direction of an association.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Sends,
+    Receives,
+}
+
+impl Direction {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sends => "sends",
+            Self::Receives => "receives",
+        }
+    }
+}
+
+impl ByModel {
+    fn new(auto: Auto) -> Self {
+        Self {
+            auto,
+            seen: Cell::default(),
+        }
+    }
+
+    /// The class of a choice.
+    pub(super) fn class(choice: Choice) -> &'static str {
+        choice
+            .and_then(|place| CLASSES.get(place))
+            .unwrap_or(&CLASSES[0])
+    }
+
+    /// What flows go by for a choice.
+    pub(super) fn target(choice: Choice) -> Target {
+        let graft = Self::class(choice).strip_prefix(GRAFT)?;
+        Some((Kind::Graft, Some(Over::Graft(graft.to_owned()).into())))
+    }
+
+    /// Whether the flows' TCP connections are under BBR for a choice.
+    pub(super) fn is_bbr(choice: Choice) -> bool {
+        Self::class(choice) == BBR
+    }
+
+    /// The choice that flows go by already.
+    fn choice_of(target: Option<&Target>) -> Choice {
+        (1..CLASSES.len()).find(|place| {
+            let of = Self::target(Some(*place));
+            of.is_some() && Some(&of) == target
+        })
+    }
+}
+
+impl Flows {
+    /// Starts to choose for a new association: at once where earlier connections have told of the path.
+    pub(super) fn begin_model(&self, peer: &Rc<Peer>) {
+        let Some(auto) = peer.auto().filter(|_| self.limits.selection.is_on()) else {
+            return;
+        };
+        let following = self.follow_by_model(peer, auto);
+        if let Some(metrics) = self.known(peer) {
+            let mut engine = following.engine.borrow_mut();
+            let switch = engine.begin(following.now_ns(), &metrics);
+            drop(engine);
+            if let Some(switch) = switch {
+                peer.start_switch(&following, switch, Some(&metrics));
+            }
+        }
+    }
+
+    fn follow_by_model(&self, peer: &Rc<Peer>, auto: Auto) -> Rc<Following> {
+        let choice = ByModel::choice_of(peer.settled_target().as_ref());
+        let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
+        let following = Following::new(By::Model(ByModel::new(auto)), engine);
+        peer.follow_anew(&following);
+        following
+    }
+
+    /// What earlier connections to the host have told of the path, in the direction of which more is known.
+    fn known(&self, peer: &Peer) -> Option<Metrics> {
+        let host = peer.key.peer;
+        let own = self.broker.monitor().recent(host, KNOWN);
+        let others = self.peers();
+        let others = others.iter().filter(|other| other.key.peer == host);
+        let told = others.filter_map(|other| other.told(KNOWN));
+        let all = own.into_iter().chain(told);
+        all.filter(|metrics| metrics.clear_packets >= ENOUGH_PACKETS)
+            .max_by_key(|metrics| metrics.clear_packets)
+    }
+
+    /// Takes the state of the path for an association of `auto`; by TCP while the choice is off.
+    pub(super) fn follow_model(&self, peer: &Rc<Peer>, auto: Auto) {
+        if !self.limits.selection.is_on() {
+            if peer.following.take().is_some() || peer.condition_target() != Some(None) {
+                peer.set_target(Some(None));
+                peer.set_bbr(false);
+            }
+            return;
+        }
+        let known = peer.following.borrow().clone();
+        let following = known.unwrap_or_else(|| self.follow_by_model(peer, auto));
+        let By::Model(by) = &following.by else {
+            return;
+        };
+        let direction = peer.direction().or(by.seen.get().0);
+        let metrics = match direction {
+            Some(Direction::Sends) => self.broker.monitor().recent(peer.key.peer, STALE),
+            Some(Direction::Receives) => peer.told(TOLD_STALE),
+            None => None,
+        };
+        by.seen.set((direction, metrics.or(by.seen.get().1)));
+        peer.sample(&following, metrics.as_ref());
+    }
+
+    /// Tells a peer that has asked for it what this host knows of the direction in which it sends, while there are flows
+    /// and something new. Returns when the connection fails.
+    pub(super) async fn tell_figures(&self, peer: &Peer, control: &Control) {
+        loop {
+            peer.until(Peer::is_asked).await;
+            sleep(TELLING).await;
+            if !peer.has_flows() || !self.limits.selection.is_on() {
+                continue;
+            }
+            let recent = self.broker.monitor().recent(peer.key.peer, STALE);
+            if let Some(metrics) = recent
+                && control
+                    .say(Frame::Figures(figures(&metrics)))
+                    .await
+                    .is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// What the model has chosen, by association: a page from an index on.
+    pub(crate) fn select_status(&self, from: usize) -> SelectStatus {
+        let on = self.limits.selection.is_on();
+        let peers = self.peers();
+        let mut paths: Vec<_> = peers.iter().filter_map(|peer| peer.selected(on)).collect();
+        paths.sort_by(|a, b| (a.peer, &a.profile).cmp(&(b.peer, &b.profile)));
+        let end = from.saturating_add(PAGE);
+        let more = (paths.len() > end).then_some(end);
+        let paths = paths.into_iter().skip(from).take(PAGE).collect();
+        SelectStatus { on, paths, more }
+    }
+}
+
+impl Peer {
+    /// The mark of `auto`, if this host has opened the association for it.
+    pub(super) fn auto(&self) -> Option<Auto> {
+        self.with_desired(|desired| desired.auto).flatten()
+    }
+
+    fn by_model<T>(&self, of: impl FnOnce(&Following, &ByModel) -> T) -> Option<T> {
+        let following = self.following.borrow();
+        let following = following.as_deref()?;
+        match &following.by {
+            By::Model(by) => Some(of(following, by)),
+            By::Rule(..) => None,
+        }
+    }
+
+    /// Why the model has the flows go by what they do, in short.
+    pub(super) fn model_reason(&self) -> String {
+        let reason = self.by_model(|following, _| {
+            let engine = following.engine.borrow();
+            let current = ByModel::class(engine.current());
+            match engine.decision() {
+                None => format!("auto: {current}, too little is known of the path yet"),
+                Some(decision) => short(decision, current),
+            }
+        });
+        reason.unwrap_or_else(|| "auto: vtl select is off".to_owned())
+    }
+
+    fn selected(&self, on: bool) -> Option<SelectedPath> {
+        let auto = self.auto()?;
+        let row = SelectedPath {
+            peer: self.key.peer,
+            profile: auto.profile.map(|profile| profile.to_string()),
+            carrier: ByModel::class(None).to_owned(),
+            flows: self.count_flows(),
+            direction: None,
+            min_rtt_ms: None,
+            loss_pct: None,
+            loss_burst: None,
+            rate_mbit: None,
+            rate_at_least: None,
+            packets: None,
+            why: self.model_reason(),
+            explanation: None,
+            since_s: None,
+        };
+        let chosen = self.by_model(|following, by| {
+            debug_assert_eq!(by.auto, auto);
+            let engine = following.engine.borrow();
+            let (direction, metrics) = by.seen.get();
+            let metrics = metrics.unwrap_or_default();
+            let decision = engine.decision();
+            SelectedPath {
+                carrier: ByModel::class(engine.current()).to_owned(),
+                direction: direction.map(|direction| direction.name().to_owned()),
+                min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
+                loss_pct: metrics.clear_loss.map(|loss| loss * 100.0),
+                loss_burst: metrics.loss_burst,
+                rate_mbit: metrics.bandwidth.map(|of| of.rate as f64 / 1e6),
+                rate_at_least: metrics.bandwidth.map(|of| of.at_least),
+                packets: metrics.clear_loss.map(|_| metrics.clear_packets),
+                explanation: decision.map(|decision| decision.explanation.to_string()),
+                since_s: Some(following.since.get().elapsed().as_secs_f64()),
+                ..row.clone()
+            }
+        });
+        Some(chosen.filter(|_| on).unwrap_or(row))
+    }
+
+    /// The figures that the peer has told, of at most this age.
+    fn told(&self, age: Duration) -> Option<Metrics> {
+        let (at, metrics) = self.told.get()?;
+        (at.elapsed() <= age).then_some(metrics)
+    }
+
+    /// Notes figures of the direction in which the peer sends, if this host has asked for them.
+    pub(super) fn note_figures(&self, metrics: Metrics) {
+        if self.key.opener == Side::Local && self.auto().is_some() {
+            self.told.set(Some((Instant::now(), metrics)));
+        }
+    }
+}
+
+/// What was decided, and by what, in one line. `current`: the class that flows go by.
+fn short(decision: &Decision, current: &str) -> String {
+    let features = &decision.features;
+    let chosen = &decision.explanation;
+    let meanwhile = match current == chosen.class {
+        true => String::new(),
+        false => format!("; {current} until that can be had"),
+    };
+    if let Some(why) = &chosen.default_because {
+        return format!("auto: {}, the default: {why}{meanwhile}", chosen.class);
+    }
+    let figures = [
+        features.rtt_ms.map(|ms| format!("rtt {ms:.0} ms")),
+        features.loss_percent.map(|pct| format!("loss {pct:.1} %")),
+        features
+            .rate_mbit
+            .map(|mbit| format!("rate {mbit:.1} Mbit/s")),
+        features.profile.map(|profile| profile.to_string()),
+    ];
+    let figures: Vec<_> = figures.into_iter().flatten().collect();
+    let share = chosen.shares.iter().find(|(of, _)| *of == chosen.class);
+    let share = share.map_or(0.0, |(_, share)| share * 100.0);
+    format!(
+        "auto: {} for {} ({share:.0} % of what was won){meanwhile}",
+        chosen.class,
+        figures.join(", ")
+    )
+}

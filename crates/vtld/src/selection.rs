@@ -1,0 +1,126 @@
+//! Whether carriers are chosen by the model (`vtl select on`, `off`): a switch that outlives the daemon.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// File in the state directory that is there while the choice is off.
+const FILE: &str = "select.off";
+/// Its content, for people.
+const CONTENT: &str = "vtl select off: connections of the carrier auto go by TCP. vtl select on\n";
+
+/// The switch. Daemons of several network namespaces with one state directory find it as the last one has set it when they
+/// start.
+#[derive(Debug)]
+pub struct Selection {
+    is_on: AtomicBool,
+    file: PathBuf,
+    /// Serialises changes.
+    changing: Mutex<()>,
+}
+
+impl Selection {
+    /// The switch as it was set last. `state`: the state directory.
+    pub fn open(state: &Path) -> Self {
+        let file = state.join(FILE);
+        // Where nobody can tell, the choice is off: that is what the switch is for.
+        let is_off = file.try_exists().unwrap_or(true);
+        Self {
+            is_on: AtomicBool::new(!is_off),
+            file,
+            changing: Mutex::default(),
+        }
+    }
+
+    /// Whether carriers are chosen.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Sets the switch.
+    ///
+    /// # Errors
+    /// It cannot be kept: the file cannot be written or removed. Off is then off until this daemon ends; on is off.
+    pub fn set(&self, is_on: bool) -> Result<(), String> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_on {
+            self.is_on.store(false, Ordering::Relaxed);
+        }
+        let kept = match is_on {
+            true => fs::remove_file(&self.file),
+            false => fs::write(&self.file, CONTENT).and_then(|()| synced(&self.file)),
+        };
+        let kept = match kept {
+            Err(error) if is_on && error.kind() == io::ErrorKind::NotFound => Ok(()),
+            kept => kept,
+        };
+        kept.map_err(|error| {
+            let file = self.file.display();
+            format!(
+                "select: the choice is off, but a restart of vtld may change that: {file}: {error}"
+            )
+        })?;
+        self.is_on.store(is_on, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Has a file and its name outlive a loss of power.
+fn synced(file: &Path) -> io::Result<()> {
+    fs::File::open(file)?.sync_all()?;
+    match file.parent() {
+        Some(folder) => fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that vanishes with its owner.
+    struct State(PathBuf);
+
+    impl State {
+        fn new(name: &str) -> Self {
+            let name = format!("vtld-select-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).expect("a directory");
+            Self(path)
+        }
+    }
+
+    impl Drop for State {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn set__outlives_the_daemon() {
+        let state = State::new("kept");
+        let open = || Selection::open(&state.0);
+        assert!(open().is_on(), "unless it was set otherwise");
+        for is_on in [false, false, true, true, false] {
+            let selection = open();
+            selection.set(is_on).expect("set");
+            assert_eq!([selection.is_on(), open().is_on()], [is_on; 2]);
+        }
+    }
+
+    #[test]
+    fn set__off_is_off_also_where_it_cannot_be_kept() {
+        let state = State::new("lost");
+        let selection = Selection::open(&state.0.join("none"));
+        assert!(selection.is_on());
+        let error = selection.set(false).expect_err("no directory");
+        assert!(error.contains("select.off"), "{error}");
+        assert!(!selection.is_on());
+        assert!(selection.set(true).is_ok() && selection.is_on());
+    }
+}

@@ -1,0 +1,334 @@
+//! The carrier `auto`: the model moves running connections of unmodified programs, by what their path shows in the
+//! direction that carries more bytes.
+
+use std::{fs, path::PathBuf};
+
+use serde_json::Value;
+use vtl_control::Request;
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{Process, Spoken, World, payload, python3, run, same, until, url, words};
+
+/// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
+const FAR_MS: f64 = 300.0;
+const LOSS_PCT: f64 = 2.0;
+const NEAR_MS: f64 = 8.0;
+/// One where it says `tcp` while nothing gets lost, and `graft:stream` once something does.
+const BETWEEN_MS: f64 = 40.0;
+const TURNED_PCT: f64 = 4.0;
+/// Mbit/s: slow enough for what is to happen in the middle.
+const CRAWL: f64 = 8.0;
+const FAST: f64 = 200.0;
+const SIZE: usize = 24 << 20;
+/// A program that takes this much, bytes per second, fills no queue: so losses are the path's.
+const LIMIT: &str = "400k";
+const LIMITED: usize = 16 << 20;
+
+fn far() -> Link {
+    Link {
+        loss_pct: LOSS_PCT,
+        ..Link::new(FAR_MS, CRAWL)
+    }
+}
+
+/// A transfer of a program whose carrier is `auto`.
+struct Transfer {
+    world: World,
+    process: Process,
+    wanted: PathBuf,
+    to: PathBuf,
+}
+
+/// Both hosts with daemons and a web server's hooked port, and TCP as the model knows it.
+fn world(name: &str, link: &Link) -> Option<World> {
+    let world = World::new(name, link)?;
+    for host in [Host::Client, Host::Server] {
+        let sysctl = world.testbed.command(host, "sysctl");
+        let mut sysctl = sysctl.expect("a namespace");
+        run(sysctl.args(["-q", "-w", "net.ipv4.tcp_congestion_control=cubic"]));
+    }
+    Some(world)
+}
+
+impl World {
+    /// What the client says of the choice.
+    fn selected(&self) -> Value {
+        self.call(Host::Client, &Request::SelectStatus { from: 0 })
+    }
+
+    /// `vtl select` on the client, to succeed.
+    #[track_caller]
+    fn select(&self, args: &[&str]) -> String {
+        let mut command = self.vtl(Host::Client, &[&["select"], args].concat());
+        let output = command.output().expect("vtl runs");
+        assert!(output.status.success(), "{args:?}: {}", words(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// curl with the carrier `auto`.
+    fn auto_curl(&self, args: &[&str]) -> Process {
+        let curl = ["run", "--carrier", "auto", "--", "curl", "--noproxy", "*"];
+        let mut command = self.vtl(
+            Host::Client,
+            &[&curl[..], &["-sS", "--fail"], args].concat(),
+        );
+        Process::start(&mut command)
+    }
+}
+
+impl Transfer {
+    fn download(world: World) -> Self {
+        Self::download_of(world, SIZE, &[])
+    }
+
+    /// The same of so many bytes, with options of curl's.
+    fn download_of(world: World, size: usize, args: &[&str]) -> Self {
+        let wanted = world.serve("big", size);
+        let to = world.path("got");
+        let url = url(world.servers()[0], "big");
+        let output = ["-o", to.to_str().expect("UTF-8"), &url];
+        let process = world.auto_curl(&[args, &output].concat());
+        Self::begin(world, process, wanted, to)
+    }
+
+    fn upload(world: World) -> Self {
+        let wanted = world.path("from");
+        fs::write(&wanted, payload(SIZE, 7)).expect("written");
+        let to = world.path("www").join("upload");
+        let url = url(world.servers()[0], "upload");
+        let process = world.auto_curl(&["-T", wanted.to_str().expect("UTF-8"), &url]);
+        Self::begin(world, process, wanted, to)
+    }
+
+    fn begin(world: World, process: Process, wanted: PathBuf, to: PathBuf) -> Self {
+        let mut transfer = Self {
+            world,
+            process,
+            wanted,
+            to,
+        };
+        // Nothing is known of the path: it begins by TCP.
+        until("the flow", || {
+            assert!(transfer.process.ended().is_none());
+            !transfer.flows(Host::Client).is_empty()
+        });
+        transfer
+    }
+
+    fn flows(&self, host: Host) -> Vec<Value> {
+        let list = self.world.call(host, &Request::FlowList { from: 0 });
+        list["flows"].as_array().expect("a list").clone()
+    }
+
+    /// Waits until the flow goes by a carrier in both directions, for the reason.
+    #[track_caller]
+    fn goes_by(&mut self, carrier: &str, because: &str) {
+        until(&format!("{carrier} at both hosts"), || {
+            assert!(self.process.ended().is_none(), "it has ended before");
+            let [client, server] = [Host::Client, Host::Server].map(|host| self.flows(host));
+            let is_by = |flows: &[Value]| flows.len() == 1 && flows[0]["sends_by"] == carrier;
+            is_by(&client) && is_by(&server)
+        });
+        let why = self.flows(Host::Client)[0]["why"].to_string();
+        assert!(why.contains(because), "{why}");
+    }
+
+    /// Bytes of the flow so far, both directions.
+    fn moved(&self) -> u64 {
+        let flows = self.flows(Host::Client);
+        let bytes = |key: &str| {
+            flows
+                .first()
+                .and_then(|flow| flow[key].as_u64())
+                .unwrap_or(0)
+        };
+        bytes("bytes_sent") + bytes("bytes_received")
+    }
+
+    #[track_caller]
+    fn goes_on(&mut self, more: u64) {
+        let wanted = self.moved() + more;
+        until("the transfer goes on", || {
+            assert!(self.process.ended().is_none(), "it has ended before");
+            self.moved() >= wanted
+        });
+    }
+
+    /// The carrier that the model has chosen for the only path.
+    fn chosen(&self) -> Value {
+        self.world.selected()["paths"][0].clone()
+    }
+
+    /// Its end, with the very bytes.
+    #[track_caller]
+    fn ends(mut self) -> World {
+        self.world.set_rate(FAST);
+        assert!(self.process.wait().success());
+        same(&self.wanted, &self.to);
+        self.world
+    }
+}
+
+/// The model moves a transfer from TCP to a graft, by the figures of the direction that has the bytes.
+fn moves(mut transfer: Transfer, direction: &str) {
+    transfer.goes_by("graft", "auto: graft:stream for rtt");
+    let chosen = transfer.chosen();
+    assert_eq!(chosen["carrier"], "graft:stream", "{chosen}");
+    assert_eq!(chosen["direction"], direction, "{chosen}");
+    assert_eq!(chosen["profile"], "time-and-loss-sensitive", "{chosen}");
+    for figure in ["min_rtt_ms", "loss_pct", "packets", "since_s"] {
+        assert!(chosen[figure].as_f64().is_some_and(|x| x > 0.0), "{chosen}");
+    }
+    let log = fs::read_to_string(transfer.world.log_path(Host::Client)).expect("a log");
+    let said = "select: flows change their carrier";
+    assert!(log.contains(said), "{log}");
+    transfer.goes_on(200_000);
+    let world = transfer.ends();
+    let text = world.select(&["status"]);
+    assert!(text.starts_with("select: on\n"), "{text}");
+    assert!(text.contains("carrier: graft:stream"), "{text}");
+}
+
+#[test]
+fn select__an_upload_over_a_lossy_path_moves_to_the_graft() {
+    if let Some(world) = world("select-up", &far()) {
+        moves(Transfer::upload(world), "sends");
+    }
+}
+
+/// Its client sees no losses: the server tells.
+#[test]
+fn select__a_download_over_a_lossy_path_moves_to_the_graft() {
+    if let Some(world) = world("select-down", &far()) {
+        moves(Transfer::download(world), "receives");
+    }
+}
+
+#[test]
+fn select__over_a_short_clean_path_it_stays() {
+    let Some(world) = world("select-near", &Link::new(NEAR_MS, FAST)) else {
+        return;
+    };
+    let mut transfer = Transfer::download_of(world, LIMITED, &["--limit-rate", LIMIT]);
+    until("a decision", || {
+        assert!(transfer.process.ended().is_none(), "it has ended before");
+        transfer.chosen()["explanation"].is_string()
+    });
+    transfer.goes_by("tcp", "auto: tcp for rtt");
+    transfer.goes_on(1 << 20);
+    transfer.goes_by("tcp", "auto: tcp for rtt");
+    let chosen = transfer.chosen();
+    assert_eq!(chosen["carrier"], "tcp", "{chosen}");
+    let world = transfer.ends();
+    assert_eq!(world.sum(Host::Client, "bytes_received"), 0, "no carrier");
+}
+
+/// The kill switch: what runs and what is new goes by TCP, also after a restart.
+#[test]
+fn select__off_is_tcp_for_all_and_stays() {
+    let Some(world) = world("select-off", &far()) else {
+        return;
+    };
+    let mut transfer = Transfer::download(world);
+    transfer.goes_by("graft", "auto: graft:stream");
+    transfer.goes_on(200_000);
+    transfer.world.select(&["off"]);
+    let status = transfer.world.selected();
+    assert_eq!(status["on"], false);
+    assert_eq!(status["paths"][0]["carrier"], "tcp");
+    transfer.goes_by("tcp", "vtl select is off");
+    transfer.goes_on(100_000);
+    // A new one, over a path that is known.
+    transfer.world.serve("little", 100_000);
+    let to = transfer.world.path("little");
+    let url = url(transfer.world.servers()[0], "little");
+    let mut little = transfer
+        .world
+        .auto_curl(&["-o", to.to_str().expect("UTF-8"), &url]);
+    let by = |transfer: &Transfer| -> Vec<Value> {
+        let flows = transfer.flows(Host::Client);
+        flows
+            .into_iter()
+            .map(|flow| flow["sends_by"].clone())
+            .collect()
+    };
+    until("a second flow", || by(&transfer).len() == 2);
+    assert!(by(&transfer).iter().all(|by| *by == "tcp"));
+    assert!(little.wait().success());
+    same(&transfer.world.path("www").join("little"), &to);
+    transfer.world.take_over(Host::Client);
+    assert_eq!(transfer.world.selected()["on"], false);
+    transfer.goes_on(100_000);
+    transfer.goes_by("tcp", "vtl select is off");
+    // And back.
+    transfer.world.select(&["on"]);
+    transfer.goes_by("graft", "auto: graft:stream");
+    transfer.ends();
+}
+
+/// A path that is clean at first, and then loses packets.
+#[test]
+fn select__a_path_that_turns_bad_and_a_known_one() {
+    let Some(world) = world("select-turns", &Link::new(BETWEEN_MS, CRAWL)) else {
+        return;
+    };
+    let mut transfer = Transfer::download(world);
+    transfer.goes_on(4 << 20);
+    transfer.goes_by("tcp", "auto: tcp");
+    transfer.world.set_loss(TURNED_PCT);
+    transfer.goes_by("graft", "auto: graft:stream");
+    transfer.goes_on(200_000);
+    let world = transfer.ends();
+    // Connections of another profile have an association of their own, which begins with what is known.
+    let mut python = world
+        .testbed
+        .command(Host::Server, python3())
+        .expect("a namespace");
+    let www = world.path("www");
+    python
+        .args(["-u", "-m", "http.server", "--directory"])
+        .arg(www)
+        .arg("9000");
+    let mut server = Spoken::start(python);
+    assert!(server.line().contains("9000"));
+    world.hook_port(9000);
+    world.serve("little", 1000);
+    let address = world.servers()[0].to_string();
+    let other = format!("http://{address}:9000/little");
+    assert!(
+        world
+            .auto_curl(&["-o", "/dev/null", &other])
+            .wait()
+            .success()
+    );
+    until("the choice of the other one", || {
+        let selected = world.selected();
+        let mut paths = selected["paths"].as_array().into_iter().flatten();
+        let other = paths.find(|path| path["profile"].is_null());
+        other.is_some_and(|path| path["carrier"] == "graft:stream")
+    });
+}
+
+/// What the command says of a path, by the daemon's figures.
+#[test]
+fn select__explains_a_path() {
+    let Some(world) = world("select-explain", &Link::new(NEAR_MS, FAST)) else {
+        return;
+    };
+    world.serve("file", 1 << 20);
+    world.download(world.servers()[0], "file");
+    let client = world.testbed.addr4(Host::Client).to_string();
+    let socket = world.socket(Host::Server);
+    let socket = socket.to_str().expect("UTF-8");
+    let explain = ["--socket", socket, "select", "explain", "--path", &client];
+    let profile = ["--profile", "loss-sensitive"];
+    let mut command = world.vtl(Host::Server, &[&explain[..], &profile].concat());
+    let output = command.output().expect("vtl runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", words(&output));
+    assert!(said.contains("The path through the tree"), "{said}");
+    // Nobody has told of a path there.
+    let nobody = ["select", "explain", "--path", "192.0.2.7"];
+    let output = world.vtl(Host::Server, &nobody).output().expect("vtl runs");
+    assert!(!output.status.success(), "{}", words(&output));
+}
