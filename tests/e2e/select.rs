@@ -7,7 +7,7 @@ use serde_json::Value;
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, Spoken, World, payload, python3, run, same, until, url, words};
+use crate::harness::{Process, Spoken, World, payload, python3, same, until, url, words};
 
 /// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
 const FAR_MS: f64 = 300.0;
@@ -43,9 +43,8 @@ struct Transfer {
 fn world(name: &str, link: &Link) -> Option<World> {
     let world = World::new(name, link)?;
     for host in [Host::Client, Host::Server] {
-        let sysctl = world.testbed.command(host, "sysctl");
-        let mut sysctl = sysctl.expect("a namespace");
-        run(sysctl.args(["-q", "-w", "net.ipv4.tcp_congestion_control=cubic"]));
+        let cubic = world.testbed.tune_tcp(host, "cubic");
+        cubic.expect("the kernel has it");
     }
     Some(world)
 }
