@@ -295,8 +295,13 @@ fn select__explains_a_path() {
         return;
     };
     world.serve("file", 1 << 20);
-    world.download(world.servers()[0], "file");
     let client = world.testbed.addr4(Host::Client).to_string();
+    // Connections are read once a second: a short one may end in between.
+    until("something is known of the path", || {
+        world.download(world.servers()[0], "file");
+        let shown = world.vtl(Host::Server, &["path", "show", &client]).output();
+        shown.is_ok_and(|shown| shown.status.success())
+    });
     let socket = world.socket(Host::Server);
     let socket = socket.to_str().expect("UTF-8");
     let explain = ["--socket", socket, "select", "explain", "--path", &client];
