@@ -7,22 +7,16 @@ use serde_json::Value;
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, Spoken, World, payload, python3, run, same, until, url, words};
+use crate::harness::{Process, Spoken, World, payload, python3, same, until, url, words};
 
 /// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
 const FAR_MS: f64 = 300.0;
 const LOSS_PCT: f64 = 2.0;
-const NEAR_MS: f64 = 8.0;
-/// One where it says `tcp` while nothing gets lost, and `graft:stream` once something does.
-const BETWEEN_MS: f64 = 40.0;
-const TURNED_PCT: f64 = 4.0;
+const NEAR_MS: f64 = 5.0;
 /// Mbit/s: slow enough for what is to happen in the middle.
 const CRAWL: f64 = 8.0;
 const FAST: f64 = 200.0;
 const SIZE: usize = 24 << 20;
-/// A program that takes this much, bytes per second, fills no queue: so losses are the path's.
-const LIMIT: &str = "400k";
-const LIMITED: usize = 16 << 20;
 
 fn far() -> Link {
     Link {
@@ -37,17 +31,6 @@ struct Transfer {
     process: Process,
     wanted: PathBuf,
     to: PathBuf,
-}
-
-/// Both hosts with daemons and a web server's hooked port, and TCP as the model knows it.
-fn world(name: &str, link: &Link) -> Option<World> {
-    let world = World::new(name, link)?;
-    for host in [Host::Client, Host::Server] {
-        let sysctl = world.testbed.command(host, "sysctl");
-        let mut sysctl = sysctl.expect("a namespace");
-        run(sysctl.args(["-q", "-w", "net.ipv4.tcp_congestion_control=cubic"]));
-    }
-    Some(world)
 }
 
 impl World {
@@ -78,16 +61,10 @@ impl World {
 
 impl Transfer {
     fn download(world: World) -> Self {
-        Self::download_of(world, SIZE, &[])
-    }
-
-    /// The same of so many bytes, with options of curl's.
-    fn download_of(world: World, size: usize, args: &[&str]) -> Self {
-        let wanted = world.serve("big", size);
+        let wanted = world.serve("big", SIZE);
         let to = world.path("got");
         let url = url(world.servers()[0], "big");
-        let output = ["-o", to.to_str().expect("UTF-8"), &url];
-        let process = world.auto_curl(&[args, &output].concat());
+        let process = world.auto_curl(&["-o", to.to_str().expect("UTF-8"), &url]);
         Self::begin(world, process, wanted, to)
     }
 
@@ -191,7 +168,7 @@ fn moves(mut transfer: Transfer, direction: &str) {
 
 #[test]
 fn select__an_upload_over_a_lossy_path_moves_to_the_graft() {
-    if let Some(world) = world("select-up", &far()) {
+    if let Some(world) = World::new("select-up", &far()) {
         moves(Transfer::upload(world), "sends");
     }
 }
@@ -199,24 +176,24 @@ fn select__an_upload_over_a_lossy_path_moves_to_the_graft() {
 /// Its client sees no losses: the server tells.
 #[test]
 fn select__a_download_over_a_lossy_path_moves_to_the_graft() {
-    if let Some(world) = world("select-down", &far()) {
+    if let Some(world) = World::new("select-down", &far()) {
         moves(Transfer::download(world), "receives");
     }
 }
 
 #[test]
 fn select__over_a_short_clean_path_it_stays() {
-    let Some(world) = world("select-near", &Link::new(NEAR_MS, FAST)) else {
+    let Some(world) = World::new("select-near", &Link::new(NEAR_MS, CRAWL)) else {
         return;
     };
-    let mut transfer = Transfer::download_of(world, LIMITED, &["--limit-rate", LIMIT]);
+    let mut transfer = Transfer::download(world);
     until("a decision", || {
         assert!(transfer.process.ended().is_none(), "it has ended before");
         transfer.chosen()["explanation"].is_string()
     });
-    transfer.goes_by("tcp", "auto: tcp for rtt");
+    transfer.goes_by("tcp", "auto: tcp");
     transfer.goes_on(1 << 20);
-    transfer.goes_by("tcp", "auto: tcp for rtt");
+    transfer.goes_by("tcp", "auto: tcp");
     let chosen = transfer.chosen();
     assert_eq!(chosen["carrier"], "tcp", "{chosen}");
     let world = transfer.ends();
@@ -226,7 +203,7 @@ fn select__over_a_short_clean_path_it_stays() {
 /// The kill switch: what runs and what is new goes by TCP, also after a restart.
 #[test]
 fn select__off_is_tcp_for_all_and_stays() {
-    let Some(world) = world("select-off", &far()) else {
+    let Some(world) = World::new("select-off", &far()) else {
         return;
     };
     let mut transfer = Transfer::download(world);
@@ -266,16 +243,18 @@ fn select__off_is_tcp_for_all_and_stays() {
     transfer.ends();
 }
 
-/// A path that is clean at first, and then loses packets.
+/// A path that is clean at first, and then far and lossy.
 #[test]
 fn select__a_path_that_turns_bad_and_a_known_one() {
-    let Some(world) = world("select-turns", &Link::new(BETWEEN_MS, CRAWL)) else {
+    let Some(world) = World::new("select-turns", &Link::new(NEAR_MS, CRAWL)) else {
         return;
     };
     let mut transfer = Transfer::download(world);
-    transfer.goes_on(4 << 20);
-    transfer.goes_by("tcp", "auto: tcp");
-    transfer.world.set_loss(TURNED_PCT);
+    until("a decision", || {
+        transfer.chosen()["explanation"].is_string()
+    });
+    assert_eq!(transfer.chosen()["carrier"], "tcp");
+    transfer.world.testbed.set(&far()).expect("set");
     transfer.goes_by("graft", "auto: graft:stream");
     transfer.goes_on(200_000);
     let world = transfer.ends();
@@ -312,12 +291,17 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
 /// What the command says of a path, by the daemon's figures.
 #[test]
 fn select__explains_a_path() {
-    let Some(world) = world("select-explain", &Link::new(NEAR_MS, FAST)) else {
+    let Some(world) = World::new("select-explain", &Link::new(NEAR_MS, FAST)) else {
         return;
     };
     world.serve("file", 1 << 20);
-    world.download(world.servers()[0], "file");
     let client = world.testbed.addr4(Host::Client).to_string();
+    // Connections are read once a second: a short one may end in between.
+    until("something is known of the path", || {
+        world.download(world.servers()[0], "file");
+        let shown = world.vtl(Host::Server, &["path", "show", &client]).output();
+        shown.is_ok_and(|shown| shown.status.success())
+    });
     let socket = world.socket(Host::Server);
     let socket = socket.to_str().expect("UTF-8");
     let explain = ["--socket", socket, "select", "explain", "--path", &client];

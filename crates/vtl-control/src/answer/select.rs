@@ -34,7 +34,7 @@ pub struct SelectedPath {
     /// The latest figures of the path in this direction: minimum round-trip time, milliseconds;
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_rtt_ms: Option<f64>,
-    /// packets lost while no queue stood, percent;
+    /// packets lost while no queue stood, or at all where one always did, percent;
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
     /// how many of these are lost in a row, on average;
@@ -46,7 +46,7 @@ pub struct SelectedPath {
     /// whether that is a lower bound;
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_at_least: Option<bool>,
-    /// packets that this loss is of.
+    /// all packets that losses are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets: Option<u64>,
     /// Why, in short.

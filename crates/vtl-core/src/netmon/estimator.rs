@@ -271,7 +271,6 @@ impl Estimator {
             bandwidth: self.bandwidth(),
             reordering: self.reordering,
             packets,
-            clear_packets,
         }
     }
 

@@ -40,10 +40,8 @@ pub struct Metrics {
     pub bandwidth: Option<Bandwidth>,
     /// The share of packets that arrive behind later ones, 0 to 1.
     pub reordering: Option<f64>,
-    /// Packets that the share of lost ones is of,
+    /// Packets that the share of lost ones is of.
     pub packets: u64,
-    /// and those of them without a queue: what the share of lost ones among them is of.
-    pub clear_packets: u64,
 }
 
 /// An estimate of the bandwidth that a path has for us.
@@ -77,7 +75,6 @@ impl Metrics {
             clear_loss: of.clear_loss,
             loss_burst: of.loss_burst,
             packets: of.packets,
-            clear_packets: of.clear_packets,
             delivery_rate: self.delivery_rate.or(other.delivery_rate),
             bandwidth: own
                 .filter(is_measured)

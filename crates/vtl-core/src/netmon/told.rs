@@ -22,9 +22,9 @@ pub fn figures(metrics: &Metrics) -> Figures {
         rate: metrics.bandwidth.map_or(0, |bandwidth| bandwidth.rate),
         at_least: metrics.bandwidth.is_some_and(|b| b.at_least),
         min_rtt_us: metrics.min_rtt.map_or(0, micros),
-        loss_ppm: metrics.clear_loss.map(|loss| scaled(loss, 1e6)),
+        loss_ppm: (metrics.clear_loss.or(metrics.loss)).map(|loss| scaled(loss, 1e6)),
         burst_milli: metrics.loss_burst.map_or(0, |burst| scaled(burst, 1e3)),
-        packets: u32::try_from(metrics.clear_packets).unwrap_or(u32::MAX),
+        packets: u32::try_from(metrics.packets).unwrap_or(u32::MAX),
     }
 }
 
@@ -47,7 +47,6 @@ pub fn told(figures: &Figures) -> Metrics {
             error: 0.0,
         }),
         packets: figures.packets.into(),
-        clear_packets: figures.packets.into(),
         ..Metrics::default()
     }
 }
@@ -73,12 +72,11 @@ mod tests {
                 error: 0.1,
             }),
             packets: 5000,
-            clear_packets: 4000,
             ..Metrics::default()
         };
         let features = |metrics: &Metrics| Features::new(metrics, None);
         assert_eq!(features(&told(&figures(&metrics))), features(&metrics));
-        assert_eq!(told(&figures(&metrics)).clear_packets, 4000);
+        assert_eq!(told(&figures(&metrics)).packets, 5000);
         let unknown = Metrics::default();
         assert_eq!(told(&figures(&unknown)), unknown);
     }
@@ -95,7 +93,6 @@ mod tests {
         };
         let metrics = Metrics {
             packets: u32::MAX.into(),
-            clear_packets: u32::MAX.into(),
             ..Metrics::default()
         };
         assert_eq!(told(&hostile), metrics);

@@ -9,8 +9,7 @@ use crate::{
     select::{CLASSES, Explanation, Features, Selector},
 };
 
-/// Minimum number of packets, sent while no queue stood on the path, that a loss has to be of: fewer say nothing of a path
-/// that loses 2 %.
+/// Minimum number of packets that a loss has to be of: fewer say nothing of a path that loses 2 %.
 pub const ENOUGH_PACKETS: u64 = 64;
 /// Minimum time between two observations.
 pub const OBSERVED: Duration = Duration::from_millis(500);
@@ -32,7 +31,7 @@ struct Observation {
     at_ns: u64,
     class: &'static str,
     /// Packets that the loss was of: figures of as many are not new ones.
-    clear_packets: u64,
+    packets: u64,
 }
 
 /// Follows the figures of one path.
@@ -76,7 +75,7 @@ impl Model {
     pub(super) fn observe(&mut self, now_ns: u64, metrics: &Metrics) {
         let since = |then_ns| now_ns.saturating_sub(then_ns);
         let is_known = |last: Observation| {
-            last.clear_packets == metrics.clear_packets || since(last.at_ns) < nanos(OBSERVED)
+            last.packets == metrics.packets || since(last.at_ns) < nanos(OBSERVED)
         };
         if self.last.is_some_and(is_known) {
             return;
@@ -91,17 +90,16 @@ impl Model {
         }
     }
 
-    /// What the figures say; `None`: too little is known. What a full queue drops is nothing to go by: it says that the
-    /// sender has filled the path.
+    /// What the figures say; `None`: too little is known.
     fn read(&self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
         let features = Features::new(metrics, self.profile);
-        let is_enough = metrics.clear_packets >= ENOUGH_PACKETS;
-        (features.rtt_ms.is_some() && metrics.clear_loss.is_some() && is_enough).then(|| {
+        let is_enough = metrics.packets >= ENOUGH_PACKETS;
+        (features.rtt_ms.is_some() && features.loss_percent.is_some() && is_enough).then(|| {
             let explanation = Selector::embedded().explain(&features);
             let seen = Observation {
                 at_ns: now_ns,
                 class: explanation.class,
-                clear_packets: metrics.clear_packets,
+                packets: metrics.packets,
             };
             let decision = Decision {
                 features,

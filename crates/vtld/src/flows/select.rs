@@ -138,8 +138,8 @@ impl Flows {
         let others = others.iter().filter(|other| other.key.peer == host);
         let told = others.filter_map(|other| other.told(KNOWN));
         let all = own.into_iter().chain(told);
-        all.filter(|metrics| metrics.clear_packets >= ENOUGH_PACKETS)
-            .max_by_key(|metrics| metrics.clear_packets)
+        all.filter(|metrics| metrics.packets >= ENOUGH_PACKETS)
+            .max_by_key(|metrics| metrics.packets)
     }
 
     /// Takes the state of the path for an association of `auto`; by TCP while the choice is off.
@@ -256,11 +256,11 @@ impl Peer {
                 carrier: ByModel::class(engine.current()).to_owned(),
                 direction: direction.map(|direction| direction.name().to_owned()),
                 min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
-                loss_pct: metrics.clear_loss.map(|loss| loss * 100.0),
+                loss_pct: (metrics.clear_loss.or(metrics.loss)).map(|loss| loss * 100.0),
                 loss_burst: metrics.loss_burst,
                 rate_mbit: metrics.bandwidth.map(|of| of.rate as f64 / 1e6),
                 rate_at_least: metrics.bandwidth.map(|of| of.at_least),
-                packets: metrics.clear_loss.map(|_| metrics.clear_packets),
+                packets: (metrics.packets > 0).then_some(metrics.packets),
                 explanation: decision.map(|decision| decision.explanation.to_string()),
                 since_s: Some(following.since.get().elapsed().as_secs_f64()),
                 ..row.clone()
