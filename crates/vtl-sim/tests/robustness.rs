@@ -175,9 +175,10 @@ fn outage(seed: u64) -> (f64, f64) {
     let from = (normal - 3.0 * rtt * rng.unit()).max(0.0);
     let long = rtt * 0.1 * 100.0_f64.powf(rng.unit());
     let outage = ((from * 1e6) as u64, ((from + long) * 1e6) as u64);
+    let queue = u64::from(link.queue_limit()).min(packets) as f64 * 12.0 / link.rate_mbit;
     let cost = end(link, packets, vec![outage]) - normal;
-    // Timeouts are as far apart as the outage is long, and what was lost is carried again.
-    (cost, 3.0 * long + 12.0 * rtt + 500.0)
+    // Timeouts are as far apart as the outage is long, and follow round trips, of which the queue is part.
+    (cost, 3.0 * long + 12.0 * rtt + 500.0 + 4.0 * queue)
 }
 
 #[test]
