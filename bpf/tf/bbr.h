@@ -12,6 +12,9 @@
  * - Standing queue: the pacing gain is 15/16 while one stands, since delivery rates measured from
  *   clustered acknowledgements are too high. A queue that outlasts a bandwidth probe is drained
  *   until a round-trip sample shows it empty.
+ * - Full path: until round trips grow in STARTUP, it sends at least an initial window per round
+ *   trip, whatever the rate samples say. From then on these count, however low they are; once
+ *   packets are lost, too, they bound the window, and a second such round ends STARTUP.
  * - PROBE_RTT is skipped while samples are near the minimum, at most for 30 s and 200 round trips:
  *   on a path that became shorter, a queue of ours can hide the difference.
  * - ECN marks signal a queue, as long round trips do.
@@ -32,6 +35,8 @@
 /* Gains in 256ths. */
 #define VTL_BBR_HIGH_GAIN 739 /* 2 / ln 2 */
 #define VTL_BBR_DRAIN_GAIN 88 /* its inverse */
+/* STARTUP on a path that was full: the first round's samples are at least half of its rate. */
+#define VTL_BBR_FILLED_GAIN 512
 #define VTL_BBR_UP_GAIN 320
 #define VTL_BBR_DOWN_GAIN 192
 #define VTL_BBR_QUEUED_GAIN 240 /* CRUISE with a queue: rate samples are up to 6 % high */
@@ -102,13 +107,18 @@ struct vtl_bbr {
     __u32 less;          /* 1 during the phase */
     __u32 less_sent;     /* transmissions in such phases since the latest update of `floor_q16` */
     __u32 less_arrived;
-    __u32 queued;  /* no sample of the latest round showed the queue empty */
-    __u32 marks;   /* packets marked by the path (ECN CE), modulo 2^16, */
-    __u32 marked;  /* 1 if any in this round */
-    __u32 from_us; /* EMPTY and TRY, or competing: minimum round-trip time before, 0 once another
-                    * was seen */
-    __u32 from;    /* competing: maximum in flight at that round-trip time, */
-    __u32 alone;   /* rounds in a row with half of it or less in flight */
+    __u32 queued;    /* no sample of the latest round showed the queue empty */
+    __u32 marks;     /* packets marked by the path (ECN CE), modulo 2^16, */
+    __u32 marked;    /* 1 if any in this round */
+    __u32 from_us;   /* EMPTY and TRY, or competing: minimum round-trip time before, 0 once another
+                      * was seen */
+    __u32 from;      /* competing: maximum in flight at that round-trip time, */
+    __u32 alone;     /* rounds in a row with half of it or less in flight */
+    __u32 round_end; /* STARTUP: transmissions at the round's start. Once their fate is known, it
+                      * ends, however many were lost */
+    __u32 swelled; /* STARTUP: bit 0 if a sample of this round showed a queue of ours, bit 1 if one
+                    * of the round before did; */
+    __u32 filled;  /* 1 if any did since it began: `bw` is the path's, however little it is */
 };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
@@ -168,7 +178,7 @@ VTL_INLINE void vtl_bbr_start(struct vtl_bbr *b, __u64 now, __u32 srtt_us) {
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
     switch (b->mode) {
     case VTL_BBR_STARTUP:
-        return VTL_BBR_HIGH_GAIN;
+        return b->filled ? VTL_BBR_FILLED_GAIN : VTL_BBR_HIGH_GAIN;
     case VTL_BBR_DRAIN:
         return VTL_BBR_DRAIN_GAIN;
     case VTL_BBR_PROBE_BW:
@@ -289,6 +299,7 @@ VTL_INLINE void vtl_bbr_anew(struct vtl_bbr *b) {
     b->competing = b->busy = 0;
     b->mode = VTL_BBR_STARTUP;
     b->full_bw = b->full_count = 0;
+    b->filled = 0;
 }
 
 /* Rounds until the minimum round trip reflects a change of in flight: a reduction, and an increase,
@@ -418,6 +429,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a)
         return 0;
     b->next_round = a->delivered + a->in_flight + a->waiting;
+    b->round_end = a->transmitted;
     b->rounds++;
     /* PROBE_RTT measures no rate: the maximum filter stands still. */
     if (b->mode != VTL_BBR_PROBE_RTT)
@@ -454,7 +466,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
          * DRAIN (overflow of STARTUP), nor in EMPTY and TRY, which compare with it. */
         if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
             ;
-        else if (!b->queued || share < b->loss_q16)
+        else if (!(b->queued || b->swelled & 1) || share < b->loss_q16)
             b->loss_q16 = (3 * b->loss_q16 + share) / 4;
         else
             b->loss_q16 -= b->loss_q16 / 16;
@@ -465,6 +477,11 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         b->round_sent += sent;
         b->round_arrived += arrived;
     }
+    /* A queue in two rounds running has kept the bottleneck busy, so the rate is known, and it has
+     * overflowed: more of the same would be lost. */
+    if (b->mode == VTL_BBR_STARTUP && b->swelled == 3 && a->lost && b->bw * 4 < b->full_bw * 5)
+        vtl_bbr_drain(b);
+    b->swelled = b->swelled << 1 & 3;
     /* Bandwidth reduction: the full queue loses far more than usual, so the latest round's rate is
      * the bottleneck's. */
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
@@ -528,6 +545,29 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     }
     if (b->mode == VTL_BBR_PROBE_RTT && b->rounds - b->phase_round >= 2 && a->rtt_us < b->probe_us)
         b->probe_us = a->rtt_us;
+}
+
+/*
+ * In STARTUP: notes a full path. The round trips of packets that leave faster than the path carries
+ * them grow, whatever their rate samples are worth. By an eighth is less than the shortest queue of
+ * most paths. A queue of ours has no more packets than are in flight (Little's law): else the path
+ * has become longer, or a host or the medium was busy for a while.
+ */
+VTL_INLINE void vtl_bbr_swell(struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
+    if (b->mode != VTL_BBR_STARTUP)
+        return;
+    __u32 least_us = b->min_rtt_us;
+    if (b->rounds && b->round_min_us < least_us)
+        least_us = b->round_min_us;
+    __u64 packets = b->bw ? (2 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw : 0;
+    if (a->rtt_us <= least_us + least_us / 8 + VTL_BBR_HOST_US + packets)
+        return;
+    __u64 in_flight = a->in_flight + a->newly;
+    if (b->bw / 1024 * a->rtt_us / 1000000 > 2 * in_flight)
+        return;
+    /* Where the application or the ring is the limit, a longer path must not end STARTUP. */
+    b->swelled |= !a->app_limited;
+    b->filled = 1;
 }
 
 /* Phase transitions. */
@@ -616,21 +656,23 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_rate(b, a);
     vtl_bbr_min_rtt(b, a);
     vtl_bbr_marks(b, a);
+    vtl_bbr_swell(b, a);
     /* Packets given up do not prolong the round. */
     if (b->next_round > a->delivered + a->in_flight + a->waiting)
         b->next_round = a->delivered + a->in_flight + a->waiting;
-    if (a->delivered >= b->next_round)
+    int is_told = b->mode == VTL_BBR_STARTUP && (__s32)(a->told - b->round_end) >= 0;
+    if (a->delivered >= b->next_round || is_told)
         vtl_bbr_round(b, a);
     vtl_bbr_mode(b, a);
 
-    /* STARTUP sends at least the initial window per round trip: the first samples may be limited by
-     * the application. */
+    /* STARTUP sends at least the initial window per round trip until it has filled the path: the
+     * first samples may be limited by the application. */
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
     __u32 window = a->initial ? a->initial : vtl_bbr_initial(rtt);
     __u32 least = window < VTL_BBR_INITIAL_CWND ? window : VTL_BBR_INITIAL_CWND;
     __u64 initial = (__u64)window * 1024 * 1000000 / rtt;
-    if (b->mode == VTL_BBR_STARTUP && bw < initial)
+    if (b->mode == VTL_BBR_STARTUP && !b->filled && bw < initial)
         bw = initial;
     __u64 made_up = bw * 65536 / (65536 - vtl_bbr_made_up(b));
     __u32 less = !b->competing && vtl_bbr_gain(b) <= VTL_BBR_DOWN_GAIN;
@@ -671,8 +713,15 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         if (jitter > most)
             jitter = most;
         cwnd += bw / 1024 * (VTL_BBR_HOST_US + jitter) / 1000000;
-        if (starting && cwnd < least)
+        if (starting && cwnd < least && !(b->filled && a->lost))
             cwnd = least;
+        /* Without samples that count, at most two packets for each that arrived. */
+        if (b->mode == VTL_BBR_STARTUP && !b->filled && cwnd > window + 2 * a->delivered)
+            cwnd = window + 2 * a->delivered;
+        /* Packet conservation (RFC 6937): what is in flight includes losses that only later packets
+         * reveal. */
+        if (b->mode == VTL_BBR_STARTUP && b->filled && cwnd < a->in_flight + a->newly)
+            cwnd = a->in_flight + a->newly;
         if (trying) {
             cwnd = b->most;
             pace = cwnd * 1280 * 1000000 / own;

@@ -82,6 +82,15 @@ VTL_INLINE void vtl_schedule_copy(struct vtl_session *s, __u64 seq) {
         s->tx.copy[s->tx.copied++ & (VTL_TX_COPIES - 1)] = seq;
 }
 
+/* Whether the path has room for copies: not if most of a round trip is a queue of ours that has
+ * overflowed. A fifth of all packets lost is more than paths lose by chance. */
+VTL_INLINE int vtl_has_room(const struct vtl_session *s) {
+    const struct vtl_tx *tx = &s->tx;
+    __u32 least_us = tx->meter.min_rtt_us;
+    return !least_us || 4 * tx->lost_total < tx->delivered ||
+           tx->srtt_us <= least_us + least_us / 2;
+}
+
 /*
  * Whether the last packet written is to be sent twice: no later packet reveals its loss. Not while
  * the ring is the limit, since more will follow; at most one copy per half a round trip, for apps
@@ -146,7 +155,7 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     if (repeat && VTL_LOAD(tx->lost_pending)) {
         __u64 seq = vtl_take_lost(s);
         if (seq != VTL_NEVER && seq >= VTL_LOAD(tx->una) && seq < tx->next) {
-            if (copies && tx->next >= o->end)
+            if (copies && tx->next >= o->end && vtl_has_room(s))
                 vtl_schedule_copy(s, seq);
             vtl_retransmit(o, seq);
             return VTL_NEXT;

@@ -145,7 +145,7 @@ impl Sim {
     /// A [`Failure`]: a bug in a transport function.
     pub fn run(mut self) -> Result<Outcome, Failure> {
         let mut measuring = false;
-        while self.now < self.scenario.until && !self.is_complete() {
+        while self.now < self.scenario.until {
             if !measuring && self.now >= self.scenario.measure_from {
                 measuring = true;
                 self.queueing.clear();
@@ -159,6 +159,10 @@ impl Sim {
                 self.pump(i)?;
             }
             self.check_progress()?;
+            // Before time moves on: what comes next may be a timer that has nothing to do any more, or nothing at all.
+            if self.is_complete() {
+                break;
+            }
             self.now = self.next_event().max(self.now + 1).min(self.scenario.until);
         }
         if self.is_complete() {

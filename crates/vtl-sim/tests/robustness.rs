@@ -134,27 +134,71 @@ fn any_link__delivers_everything_exactly_once_and_in_order() {
     assert!(failures.is_empty(), "{} of {seeds} seeds", failures.len());
 }
 
+/// Time of a transfer's end, ms.
+fn end(link: Link, packets: u64, outages: Vec<(u64, u64)>) -> f64 {
+    let mut scenario = Scenario::bulk(link, 100_000 * MS);
+    scenario.packets = [packets, 0];
+    scenario.session.slots = 8192;
+    scenario.session.rtt_us = (scenario.link.rtt_ms * 1000.0) as u32;
+    scenario.outages = outages;
+    let outcome = Sim::new(scenario).run().unwrap_or_else(|f| panic!("{f}"));
+    assert_eq!(outcome.packets[1], packets);
+    outcome.end as f64 / MS as f64
+}
+
 /// When the transfer's last seconds are lost, how much later it ends, in milliseconds.
-fn cost_of_darkness(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> u64 {
-    let end = |outages| {
-        let mut scenario = Scenario::bulk(Link::new(rtt_ms, rate_mbit), 100_000 * MS);
-        scenario.packets = [(rate_mbit * 10e6 / 8.0 / 1440.0) as u64, 0];
-        scenario.session.slots = 8192;
-        scenario.session.rtt_us = (rtt_ms * 1000.0) as u32;
-        scenario.outages = outages;
-        Sim::new(scenario)
-            .run()
-            .unwrap_or_else(|f| panic!("{f}"))
-            .end
-            / MS
-    };
+fn cost_of_darkness(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> f64 {
+    let packets = (rate_mbit * 10e6 / 8.0 / 1440.0) as u64;
+    let end = |outages| end(Link::new(rtt_ms, rate_mbit), packets, outages);
     end(vec![(from * MS, to * MS)]) - end(Vec::new())
 }
 
 #[test]
 fn outage_at_the_end__costs_a_few_round_trips() {
-    let cost = cost_of_darkness(600.0, 100.0, 14_000, 15_000);
-    assert!(cost < 1000 + 5 * 600, "{cost} ms");
-    let cost = cost_of_darkness(100.0, 100.0, 10_700, 11_000);
-    assert!(cost < 300 + 5 * 100, "{cost} ms");
+    let cost = cost_of_darkness(600.0, 100.0, 13_000, 14_000);
+    assert!(cost < f64::from(1000 + 5 * 600), "{cost} ms");
+    for from in 10_700..10_710 {
+        let cost = cost_of_darkness(100.0, 100.0, from, 11_000);
+        assert!(cost < f64::from(300 + 5 * 100), "{cost} ms");
+    }
+}
+
+/// An outage at any moment of a transfer's last round trips, drawn from a seed: what it costs, and what it may cost, ms.
+fn outage(seed: u64) -> (f64, f64) {
+    let mut rng = Random::new(seed, 2);
+    let rtt = rng.pick(&[1.0, 10.0, 50.0, 100.0, 300.0, 600.0]);
+    let mut link = Link::new(rtt, rng.pick(&[1.0, 10.0, 100.0]));
+    link.queue_packets = rng.pick(&[None, Some(16), Some(1000)]);
+    link.seed = seed;
+    let packets = rng.pick(&[1, 3, 46, 700, 3000]);
+    let normal = end(link.clone(), packets, Vec::new());
+    let from = (normal - 3.0 * rtt * rng.unit()).max(0.0);
+    let long = rtt * 0.1 * 100.0_f64.powf(rng.unit());
+    let outage = ((from * 1e6) as u64, ((from + long) * 1e6) as u64);
+    let queue = u64::from(link.queue_limit()).min(packets) as f64 * 12.0 / link.rate_mbit;
+    let cost = end(link, packets, vec![outage]) - normal;
+    // Timeouts are as far apart as the outage is long, and follow round trips, of which the queue is part.
+    (cost, 3.0 * long + 12.0 * rtt + 500.0 + 4.0 * queue)
+}
+
+#[test]
+fn outage_at_the_end__whenever_it_comes_stalls_nothing() {
+    let first = number("VTL_SIM_FIRST", 0);
+    let seeds = number("VTL_SIM_SEEDS", 300);
+    for seed in first..first + seeds {
+        let (cost, most) = outage(seed);
+        assert!(cost < most, "seed {seed}: {cost} of {most} ms");
+    }
+}
+
+/// The last acknowledgement may leave nothing to wait for: time must not run on to the scenario's limit, as if the
+/// transfer had stalled.
+#[test]
+fn simulation__ends_with_the_last_acknowledgement() {
+    // The first packets are lost, and a probe timeout's packet is the last.
+    let cost = |outage| end(Link::new(100.0, 10.0), 1, vec![(0, outage * MS)]);
+    for outage in 1..400 {
+        let at = cost(outage);
+        assert!(at < 1000.0, "{at} ms, outage of {outage} ms");
+    }
 }
