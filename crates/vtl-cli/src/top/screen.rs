@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signal::{self, SigHandler, SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{
     LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
@@ -177,9 +177,11 @@ impl Screen {
         }))
     }
 
-    /// Gives the terminal back, and ends this process as the signal would have.
+    /// Gives the terminal back, and ends this process as the signal would have, also where whoever started it ignores that.
     pub(super) fn end_by(self, signal: Signal) {
         drop(self);
+        // SAFETY: the default action runs no code of this process.
+        let _ = unsafe { signal::signal(signal, SigHandler::SigDfl) };
         let _ = raise(signal);
     }
 }
