@@ -25,7 +25,7 @@ pub(crate) enum SelectCommand {
     #[command(after_help = "\
 direction  which one counts, as it has more bytes: what this host sends, or receives\n\
 min rtt    the shortest round trip lately, in that direction; as are the others\n\
-loss       lost packets, of those sent while no queue stood\n\
+loss       lost packets, of those sent while no queue stood if there were enough\n\
 rate       the bandwidth, of payload; with >= a lower bound, which the model does not go by")]
     Status {
         /// Write JSON for machines instead of text

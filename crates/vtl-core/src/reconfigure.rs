@@ -25,6 +25,8 @@ use model::Model;
 pub const MAX_CONDITIONS: usize = 8;
 /// Default of [`Plan::dwell`].
 pub const DEFAULT_DWELL: Duration = Duration::from_secs(10);
+/// How often the wait after a failure is doubled at most.
+const MAX_DOUBLED: u32 = 5;
 
 /// The conditions of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +63,8 @@ struct State {
 struct Failures {
     /// Not to be chosen before, ns.
     until_ns: u64,
-    /// It has failed since it worked last.
-    is_known: bool,
+    /// How often it has failed since it worked last.
+    count: u32,
 }
 
 /// Follows the conditions of a plan, or a model, for one path.
@@ -212,15 +214,37 @@ impl Engine {
     }
 
     /// Notes that the last switch could not be made: what decided before does so again, and this is not tried before the
-    /// dwell has passed. Returns whether it is worth a report: it has not failed since it worked last.
+    /// dwell has passed, by a model twice as long for each failure in a row, 32 times at most. Returns whether it is worth a report: it has not failed since it worked last.
     pub fn failed(&mut self, now_ns: u64) -> bool {
         self.is_pending = false;
         let place = self.place(self.current);
         let failures = &mut self.failures[place];
-        failures.until_ns = now_ns.saturating_add(nanos(self.plan.dwell));
-        let is_new = !std::mem::replace(&mut failures.is_known, true);
+        // Of the model's classes several may be out of reach: each must have its turn.
+        let doubled = if self.model.is_some() {
+            failures.count.min(MAX_DOUBLED)
+        } else {
+            0
+        };
+        let wait_ns = nanos(self.plan.dwell).saturating_mul(1 << doubled);
+        failures.until_ns = now_ns.saturating_add(wait_ns);
+        let is_new = failures.count == 0;
+        failures.count = failures.count.saturating_add(1);
         self.current = self.former;
         is_new
+    }
+
+    /// Notes that the model's choice works no longer, so that the connections go by the first class. As a failure.
+    pub fn lost(&mut self, now_ns: u64) {
+        self.former = None;
+        self.failed(now_ns);
+    }
+
+    /// What the connections go by: what decides, but for a switch that is still being made.
+    pub fn made(&self) -> Choice {
+        match self.is_pending {
+            true => self.former,
+            false => self.current,
+        }
     }
 }
 

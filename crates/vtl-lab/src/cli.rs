@@ -105,7 +105,9 @@ mod tests {
             }
             for below in command.get_subcommands() {
                 let made = made.find_subcommand(below.get_name());
-                let made = made.expect(below.get_name()).get_arguments();
+                let made = made
+                    .unwrap_or_else(|| panic!("{}", below.get_name()))
+                    .get_arguments();
                 assert_eq!(made.count(), below.get_arguments().count());
             }
             assert_eq!(

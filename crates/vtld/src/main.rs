@@ -427,12 +427,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
     // Before the take-over: an error in a file must not lose connections.
     let identity = Identity::open(&args.state, &args.peers).map_err(|error| anyhow!(error))?;
+    let given = handover::given();
+    let (mut left, patience) = take_over(args, given.left)?;
+    // After the take-over: the former daemon may have been told until then.
     let selection = Selection::open(&args.state);
     if !selection.is_on() {
         tracing::info!("select: off: connections of the carrier auto go by TCP (vtl select on)");
     }
-    let given = handover::given();
-    let (mut left, patience) = take_over(args, given.left)?;
     let control = Control::bind(&args.socket, &args.group)?;
     let _claim = Claim::new(patience)?;
     let monitor = Arc::new(NetMonitor::default());

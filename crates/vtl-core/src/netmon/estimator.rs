@@ -4,6 +4,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::{Bandwidth, Bound, Metrics, Step};
 
+/// Minimum number of packets sent while no queue stood: the losses of fewer say too little by themselves.
+const CLEAR_PACKETS: u64 = 64;
 /// Length of a bucket of the window of losses and of minimum round-trip times (BBR has 10 s for the latter, too).
 const BUCKET_NS: u64 = 10_000_000_000;
 /// Maximum number of buckets: five minutes.
@@ -265,7 +267,7 @@ impl Estimator {
             rtt: self.rtt,
             rtt_variance: self.rtt_variance,
             loss: share(lost, packets),
-            clear_loss: share(clear_lost, clear_packets),
+            clear_loss: share(clear_lost, clear_packets).filter(|_| clear_packets >= CLEAR_PACKETS),
             loss_burst: groups.burst(),
             delivery_rate: self.delivery_rate(),
             bandwidth: self.bandwidth(),

@@ -15,6 +15,9 @@ pub const ENOUGH_PACKETS: u64 = 64;
 pub const OBSERVED: Duration = Duration::from_millis(500);
 /// Time after which an observation does not agree with any later one.
 const FORGOTTEN: Duration = Duration::from_secs(10);
+/// Time for which a rate that was measured counts where later figures have none: only some carriers measure it, and the
+/// choice of one must not take its reason away.
+const REMEMBERED: Duration = Duration::from_secs(300);
 
 /// What a model has decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +42,8 @@ struct Observation {
 pub(super) struct Model {
     profile: Option<Profile>,
     last: Option<Observation>,
+    /// The rate measured last, Mbit/s, and when.
+    rate: Option<(u64, f64)>,
     /// The classes, best first, up to the default.
     wanted: Vec<Choice>,
     decision: Option<Decision>,
@@ -49,6 +54,7 @@ impl Model {
         Self {
             profile,
             last: None,
+            rate: None,
             wanted: Vec::new(),
             decision: None,
         }
@@ -91,8 +97,14 @@ impl Model {
     }
 
     /// What the figures say; `None`: too little is known.
-    fn read(&self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
-        let features = Features::new(metrics, self.profile);
+    fn read(&mut self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
+        let mut features = Features::new(metrics, self.profile);
+        if let Some(rate) = features.rate_mbit {
+            self.rate = Some((now_ns, rate));
+        }
+        let is_recent =
+            |(at_ns, _): &(u64, f64)| now_ns.saturating_sub(*at_ns) <= nanos(REMEMBERED);
+        features.rate_mbit = self.rate.filter(is_recent).map(|(_, rate)| rate);
         let is_enough = metrics.packets >= ENOUGH_PACKETS;
         (features.rtt_ms.is_some() && features.loss_percent.is_some() && is_enough).then(|| {
             let explanation = Selector::embedded().explain(&features);

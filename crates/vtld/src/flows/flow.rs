@@ -7,12 +7,15 @@ use std::{
     io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
@@ -212,7 +215,7 @@ impl State {
         given
     }
 
-    /// Sets the congestion control of the TCP connection: BBR, where the kernel has it, or the connection's own.
+    /// Sets the congestion control of the TCP connection: BBR, or the connection's own.
     pub(super) fn set_bbr(&self, bbr: bool) {
         let ends = self.ends.borrow();
         let Some(ends) = ends.as_ref() else { return };
@@ -242,6 +245,17 @@ impl State {
             task.abort();
         }
     }
+}
+
+/// Whether the kernel has BBR. Asked once, as it may look for a module on disk each time.
+pub(super) fn has_bbr() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let (family, kind) = (AddressFamily::Inet, SockType::Stream);
+        let tried = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)
+            .and_then(|tcp| setsockopt(&tcp, sockopt::TcpCongestion, &OsString::from(BBR)));
+        tried.is_ok()
+    })
 }
 
 /// Origin of a flow.

@@ -178,6 +178,8 @@ impl Flows {
 
 impl Peer {
     fn leave(&self, outgoing: &mut Outgoing) -> PeerLeft {
+        // The next daemon does not know what the connections had before.
+        self.set_bbr(false);
         let (mut flows, carriers) = self.take_all();
         let mut left = Vec::new();
         for (id, state) in self.states() {

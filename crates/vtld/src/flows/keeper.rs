@@ -454,6 +454,7 @@ impl Flows {
     /// Serves an accepted control connection after the peer's HELLO, until it ends.
     async fn serve_controlled(self: Rc<Self>, peer: Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
+        peer.forget_wants();
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
                 Frame::Ask { kind, seals } => Some((kind, seals)),
@@ -463,12 +464,7 @@ impl Flows {
                     bbr,
                     asks,
                 } if tag == peer.key.tag => {
-                    peer.note_preferred(Preference {
-                        carrier,
-                        // Neither BBR nor figures where this host's operator has turned the choice off.
-                        bbr: bbr && self.limits.selection.is_on(),
-                        asks,
-                    });
+                    peer.note_preferred(Preference { carrier, bbr, asks });
                     None
                 }
                 frame => {

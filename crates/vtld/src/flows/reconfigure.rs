@@ -25,7 +25,7 @@ use crate::{
 /// Maximum age of figures, twice the interval in which TCP connections are read; older ones say nothing.
 pub(super) const STALE: Duration = Duration::from_secs(2);
 /// Timeout of opening a carrier: enough for three attempts over a satellite link.
-const OPENING: Duration = Duration::from_secs(10);
+pub(super) const OPENING: Duration = Duration::from_secs(10);
 
 /// What decides.
 pub(super) enum By {
@@ -44,6 +44,8 @@ pub(super) struct Following {
     pub(super) since: Cell<Instant>,
     /// While a switch is being made: what the flows go by if that fails.
     former: RefCell<Option<Option<Target>>>,
+    /// Since when what decides is not there, although it was.
+    pub(super) missing: Cell<Option<Instant>>,
 }
 
 /// What the conditions of a rule say about one host.
@@ -65,6 +67,7 @@ impl Following {
             began: now,
             since: Cell::new(now),
             former: RefCell::default(),
+            missing: Cell::default(),
         })
     }
 
@@ -74,6 +77,11 @@ impl Following {
         let choice = when.carriers.iter().position(is_it);
         let engine = Engine::resume(when.plan.clone(), choice);
         Self::new(By::Rule(Arc::clone(rule), Arc::clone(when)), engine)
+    }
+
+    /// Whether a switch is being made.
+    pub(super) fn is_switching(&self) -> bool {
+        self.former.borrow().is_some()
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -127,8 +135,9 @@ impl Flows {
                 peer.follow_rule(&rule, plans.get(&rule), self.broker.monitor());
             } else if let Some(auto) = peer.auto() {
                 self.follow_model(peer, auto);
-            } else if !self.limits.selection.is_on() {
-                peer.set_bbr(false); // as its opener has asked for
+            } else {
+                // As its opener wants it, unless this host's operator has turned the choice off.
+                peer.set_bbr(peer.prefers_bbr() && self.limits.selection.is_on());
             }
         }
     }

@@ -25,7 +25,7 @@ use super::{
     Flows, PAGE, Target,
     control::Control,
     peer::Peer,
-    reconfigure::{By, Following, STALE},
+    reconfigure::{By, Following, OPENING, STALE},
 };
 use crate::hooker::Over;
 
@@ -162,7 +162,10 @@ impl Flows {
             Some(Direction::Receives) => peer.told(TOLD_STALE),
             None => None,
         };
-        by.seen.set((direction, metrics.or(by.seen.get().1)));
+        let (before, seen) = by.seen.get();
+        let seen = seen.filter(|_| before == direction);
+        by.seen.set((direction, metrics.or(seen)));
+        peer.give_up_lost(&following);
         peer.sample(&following, metrics.as_ref());
     }
 
@@ -201,6 +204,26 @@ impl Flows {
 }
 
 impl Peer {
+    /// Has the flows go by TCP where what the model has chosen has worked, and then was not to be had for too long.
+    fn give_up_lost(&self, following: &Following) {
+        if self.has_target() || following.is_switching() {
+            following.missing.set(None);
+            return;
+        }
+        let since = following.missing.get().unwrap_or_else(Instant::now);
+        following.missing.set(Some(since));
+        if since.elapsed() > OPENING {
+            following.missing.set(None);
+            let mut engine = following.engine.borrow_mut();
+            let from = ByModel::class(engine.current());
+            engine.lost(following.now_ns());
+            drop(engine);
+            following.since.set(Instant::now());
+            self.set_target(Some(None));
+            tracing::warn!(peer = %self.key.peer, from, "select: the carrier does not come back: flows go by TCP");
+        }
+    }
+
     /// The mark of `auto`, if this host has opened the association for it.
     pub(super) fn auto(&self) -> Option<Auto> {
         self.with_desired(|desired| desired.auto).flatten()
@@ -219,7 +242,7 @@ impl Peer {
     pub(super) fn model_reason(&self) -> String {
         let reason = self.by_model(|following, _| {
             let engine = following.engine.borrow();
-            let current = ByModel::class(engine.current());
+            let current = ByModel::class(engine.made());
             match engine.decision() {
                 None => format!("auto: {current}, too little is known of the path yet"),
                 Some(decision) => short(decision, current),
@@ -253,7 +276,7 @@ impl Peer {
             let metrics = metrics.unwrap_or_default();
             let decision = engine.decision();
             SelectedPath {
-                carrier: ByModel::class(engine.current()).to_owned(),
+                carrier: ByModel::class(engine.made()).to_owned(),
                 direction: direction.map(|direction| direction.name().to_owned()),
                 min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
                 loss_pct: (metrics.clear_loss.or(metrics.loss)).map(|loss| loss * 100.0),

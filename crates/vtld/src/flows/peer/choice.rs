@@ -16,7 +16,11 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{Desired, Target, flow::State, select::Direction},
+    super::{
+        Desired, Target,
+        flow::{State, has_bbr},
+        select::Direction,
+    },
     Peer, counts,
 };
 use crate::hooker::Over;
@@ -220,6 +224,7 @@ impl Peer {
             .or_else(|| latest(self.desired_target()))
             .or_else(|| self.encrypted.get().then(|| self.latest_control())?)
             .map(Path::Carrier)
+            .or_else(|| self.auto().is_some().then_some(Path::Tcp))
     }
 
     /// The carrier that served last, if it is up.
@@ -343,10 +348,20 @@ impl Peer {
     pub(super) fn follow_preferred(&self) {
         if self.choice.is_due.take() {
             self.choice.followed.set(Some(Instant::now()));
-            self.set_bbr(self.choice.prefers_bbr.get());
             self.prefer_best();
             self.turn();
         }
+    }
+
+    /// Forgets what the peer wants besides a carrier: over another control connection it may be one that knows nothing of it.
+    pub(in super::super) fn forget_wants(&self) {
+        self.choice.asked.set(false);
+        self.choice.prefers_bbr.set(false);
+    }
+
+    /// Whether the peer, which has opened the association, wants the flows' TCP connections to be under BBR.
+    pub(in super::super) fn prefers_bbr(&self) -> bool {
+        self.choice.prefers_bbr.get()
     }
 
     /// Whether the peer, which has opened the association, has asked for figures of the path.
@@ -354,11 +369,12 @@ impl Peer {
         self.choice.asked.get()
     }
 
-    /// Has the flows' TCP connections sent under BBR, those of later flows, too; or as before.
+    /// Has the flows' TCP connections sent under BBR, if the kernel has it, those of later flows, too; or as before.
     pub(in super::super) fn set_bbr(&self, bbr: bool) {
-        if self.choice.bbr.replace(bbr) == bbr {
+        if bbr == self.choice.bbr.get() || bbr && !has_bbr() {
             return;
         }
+        self.choice.bbr.set(bbr);
         for state in self.flows.borrow().values() {
             state.set_bbr(bbr);
         }
