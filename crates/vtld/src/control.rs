@@ -90,7 +90,10 @@ impl Control {
     /// # Errors
     /// Another daemon answers there, or the path is not writable.
     pub fn bind(path: &Path, group: &str) -> anyhow::Result<Self> {
-        if Client::connect(path).is_ok() {
+        if matches!(
+            Client::connect_bounded(path),
+            Ok(_) | Err(vtl_control::Error::Silent(_))
+        ) {
             bail!(
                 "another vtld answers at {}: stop it, or choose another --socket",
                 path.display()
@@ -291,8 +294,14 @@ impl Service {
         let fds: Vec<_> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let is_sent = protocol::send(client.as_raw_fd(), &message, &fds).is_ok();
         if ends && !fds.is_empty() {
-            // Only after the successor has the socket.
-            let _ = kill(Pid::this(), Signal::SIGTERM);
+            if is_sent {
+                // Only after the successor has the socket.
+                let _ = kill(Pid::this(), Signal::SIGTERM);
+            } else {
+                // It has given up waiting: nobody takes over.
+                let successor = self.successor.lock();
+                successor.unwrap_or_else(PoisonError::into_inner).take();
+            }
         }
         is_sent
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -26,6 +27,8 @@ const LONGEST: usize = 65_535;
 pub(super) struct Device {
     tun: SyncDevice,
     name: String,
+    addresses: Vec<IpNet>,
+    routes: Vec<IpNet>,
 }
 
 /// Parses an interface's name, as the kernel takes it.
@@ -57,6 +60,9 @@ impl Device {
         if if_nametoindex(name).is_ok() {
             bail!("there is an interface {name} already: choose another name");
         }
+        if !Path::new("/dev/net/tun").exists() {
+            return Err(explain(name, &Errno::ENOENT.into())); // which the library would make
+        }
         let tun = DeviceBuilder::new()
             .name(name)
             .mtu(LEAST_MTU)
@@ -69,18 +75,12 @@ impl Device {
         let device = Self {
             tun,
             name: name.to_owned(),
+            addresses: addresses.to_vec(),
+            routes: routes.to_vec(),
         };
-        // Nobody asked for an address of its own, which an interface gets when it comes up.
-        ip(&["link", "set", "dev", name, "addrgenmode", "none"])?;
+        device.has_no_own_address();
         ip(&["link", "set", "dev", name, "up"])?;
-        for address in addresses {
-            let address = address.to_string();
-            ip(&["address", "add", &address, "dev", name])?;
-        }
-        for route in routes {
-            let prefix = route.trunc().to_string();
-            ip(&["route", "add", &prefix, "dev", name])?;
-        }
+        device.configure("add")?;
         let text = ip(&["-json", "route", "get", &peer.to_string()])?;
         let hops: Value = serde_json::from_slice(&text).context("cannot read `ip route get`")?;
         if hops[0]["dev"] == name {
@@ -92,13 +92,41 @@ impl Device {
         Ok(device)
     }
 
+    /// Nobody has asked for an address of the link, which an interface gets when it comes up. Where the kernel has no IPv6
+    /// there is none.
+    fn has_no_own_address(&self) {
+        let _ = ip(&["link", "set", "dev", &self.name, "addrgenmode", "none"]);
+    }
+
+    /// Adds addresses and routes, or replaces them.
+    fn configure(&self, verb: &str) -> anyhow::Result<()> {
+        for address in &self.addresses {
+            ip(&["address", verb, &address.to_string(), "dev", &self.name])?;
+        }
+        for route in &self.routes {
+            let prefix = route.trunc().to_string();
+            ip(&["route", verb, &prefix, "dev", &self.name])?;
+        }
+        Ok(())
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
     /// Sets the maximum length of packets, bytes.
-    pub(super) fn set_mtu(&self, mtu: u16) -> io::Result<()> {
-        self.tun.set_mtu(mtu)
+    ///
+    /// # Errors
+    /// The interface is gone, or was taken down.
+    pub(super) fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
+        let before = self.tun.mtu()?;
+        self.tun.set_mtu(mtu)?;
+        if before < LEAST_MTU && mtu >= LEAST_MTU {
+            // The kernel has taken everything of IPv6 from the interface.
+            self.has_no_own_address();
+            self.configure("replace")?;
+        }
+        Ok(())
     }
 
     /// Takes packets that were routed into the interface; waits for the first.

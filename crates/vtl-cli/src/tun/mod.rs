@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use ipnet::IpNet;
 use vtl::{Agreement, Listener, Mode, Preference, Requirements, Services, Shared, Socket};
+use vtl_control::{Hooks, Request};
 
 use crate::daemon::SocketArgs;
 use crate::exchange::{explain, param, resolve};
@@ -78,7 +79,8 @@ pub(crate) fn run(command: &TunCommand, socket: &SocketArgs) -> anyhow::Result<(
         peer,
         daemon: socket.socket.clone(),
     };
-    // What is wrong from the beginning is told, and nothing made.
+    // What is wrong from the beginning is told, and nothing made: also where the daemon hangs.
+    let _: Hooks = socket.call(&Request::HookList)?;
     let source = end.source().map_err(explain)?;
     let device = Device::make(&args.name, &args.addresses, &args.routes, peer.ip())?;
     let prefixes = args.addresses.iter().chain(&args.routes);
@@ -91,12 +93,14 @@ pub(crate) fn run(command: &TunCommand, socket: &SocketArgs) -> anyhow::Result<(
     Err(tunnel.send())
 }
 
-/// Ends the process with the thread that holds it: without that, nothing would be carried any more.
+/// Ends the process where the thread that holds it panics: without that, nothing would be carried any more.
 struct EndProcess;
 
 impl Drop for EndProcess {
     fn drop(&mut self) {
-        process::exit(1);
+        if thread::panicking() {
+            process::exit(1);
+        }
     }
 }
 
@@ -147,8 +151,9 @@ impl End {
         let mut listener = match source {
             Source::Opened(mut socket) => {
                 let agreement = self.negotiate(&mut socket)?;
-                let session = Shared::new(socket)?;
-                return tunnel.receive(&session.into(), &agreement, pause);
+                let session = Arc::new(Shared::new(socket)?);
+                tunnel.install(&session, &agreement);
+                return tunnel.receive(&session, agreement.peer, pause);
             }
             Source::Accepted(listener) => listener,
         };
@@ -166,10 +171,12 @@ impl End {
             }
             *pause = FIRST_PAUSE;
             let session = Arc::new(Shared::new(socket)?);
+            tunnel.install(&session, &agreement);
             let tunnel = Arc::clone(tunnel);
             // The next session may come while this one is not known to be broken.
             thread::spawn(move || {
-                let received = tunnel.receive(&session, &agreement, &mut Duration::default());
+                let _end = EndProcess;
+                let received = tunnel.receive(&session, agreement.peer, &mut Duration::default());
                 if let Err(error) = received {
                     tunnel.say(&format!("{error}; waiting for another session"));
                 }

@@ -47,10 +47,12 @@ impl Tunnel {
     /// Tells the user, unless it was said last.
     pub(super) fn say(&self, words: &str) {
         let mut state = self.state();
-        if state.said != words {
-            words.clone_into(&mut state.said);
-            eprintln!("{}: {words}", self.device.name());
+        if state.said == words {
+            return;
         }
+        words.clone_into(&mut state.said);
+        drop(state); // whoever reads may be slow
+        eprintln!("{}: {words}", self.device.name());
     }
 
     /// Sends what is routed into the interface, until that is gone. Without a session it is lost.
@@ -85,20 +87,17 @@ impl Tunnel {
         }
         self.state().mtu = mtu;
         if let Err(error) = self.device.set_mtu(mtu) {
-            self.say(&format!("cannot set the MTU to {mtu}: {error}"));
+            self.say(&format!("cannot set the MTU to {mtu}: {error:#}"));
+        }
+        if mtu < LEAST_MTU {
+            self.say(&format!(
+                "packets carry {mtu} bytes: too few for IPv6 (--graft stream)"
+            ));
         }
     }
 
-    /// Has a session carry the packets instead of the one before, until it ends.
-    ///
-    /// # Errors
-    /// Why it ended, but for another one that takes its place. `pause` is reset by the first packet.
-    pub(super) fn receive(
-        &self,
-        session: &Arc<Shared>,
-        agreement: &Agreement,
-        pause: &mut Duration,
-    ) -> Result<(), vtl::Error> {
+    /// Has a session carry the packets instead of the one before.
+    pub(super) fn install(&self, session: &Arc<Shared>, agreement: &Agreement) {
         self.fit(session);
         self.say(&format!(
             "carried to {} by {}, MTU {}",
@@ -110,7 +109,21 @@ impl Tunnel {
         if let Some(former) = former {
             former.abort();
         }
-        let error = self.receive_from(session, agreement.peer, pause);
+    }
+
+    /// Receives the packets of a session that is installed, until it ends.
+    ///
+    /// # Errors
+    /// Why it ended, but for another one that takes its place. `pause` is reset by the first packet.
+    pub(super) fn receive(
+        &self,
+        session: &Arc<Shared>,
+        peer: IpAddr,
+        pause: &mut Duration,
+    ) -> Result<(), vtl::Error> {
+        let error = self.receive_from(session, peer, pause);
+        // Nobody reads from it any more, so nobody may wait to send by it.
+        session.abort();
         let current = |of: &mut Arc<Shared>| Arc::ptr_eq(of, session);
         match self.state().session.take_if(current) {
             Some(_) => Err(error),
@@ -122,7 +135,7 @@ impl Tunnel {
         let mut batch = Batch::new();
         let mut packet = vec![0; LONGEST];
         let mut limit = None;
-        loop {
+        let error = loop {
             match session.recv_message(&mut packet, limit) {
                 Ok(0) => break vtl::Error::ClosedByPeer(peer),
                 Ok(length) => {
@@ -139,7 +152,9 @@ impl Tunnel {
             if limit.is_none() || batch.is_full() {
                 self.device.write(&mut batch);
             }
-        }
+        };
+        self.device.write(&mut batch);
+        error
     }
 
     /// Whether the peer may send a packet with this source.

@@ -7,8 +7,8 @@
 //! +-------------------------------+-------------------------------+
 //! |  minimum round-trip time, us  |     loss, millionths          |
 //! +-------------------------------+-------------------------------+
-//! |  burst, thousandths of a      |     packets that the loss     |
-//! |  packet                       |     is of                     |
+//! |  burst, thousandths of a      |     packets counted           |
+//! |  packet                       |                               |
 //! +-------------------------------+-------------------------------+
 //! ```
 
@@ -32,7 +32,7 @@ pub struct Figures {
     pub loss_ppm: Option<u32>,
     /// Packets lost in a row on average, thousandths of a packet; 0: unknown.
     pub burst_milli: u32,
-    /// Packets that the loss is of.
+    /// Packets counted.
     pub packets: u32,
 }
 
