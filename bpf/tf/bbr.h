@@ -551,15 +551,16 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
  * In STARTUP: notes a full path. The round trips of packets that leave faster than the path carries
  * them grow, whatever their rate samples are worth. By an eighth is less than the shortest queue of
  * most paths. A queue of ours has no more packets than are in flight (Little's law): else the path
- * has become longer, or a host or the medium was busy for a while.
+ * has become longer, or a host or the medium was busy for a while. Before the first sample of the
+ * rate there is nothing that could count.
  */
 VTL_INLINE void vtl_bbr_swell(struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
-    if (b->mode != VTL_BBR_STARTUP)
+    if (b->mode != VTL_BBR_STARTUP || !b->bw)
         return;
     __u32 least_us = b->min_rtt_us;
     if (b->rounds && b->round_min_us < least_us)
         least_us = b->round_min_us;
-    __u64 packets = b->bw ? (2 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw : 0;
+    __u64 packets = (2 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw;
     if (a->rtt_us <= least_us + least_us / 8 + VTL_BBR_HOST_US + packets)
         return;
     __u64 in_flight = a->in_flight + a->newly;
