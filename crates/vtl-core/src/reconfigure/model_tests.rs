@@ -140,6 +140,55 @@ fn failed__the_next_best_of_the_shares() {
     assert_eq!(sample(&mut engine, 20_000, &far(1300)), Some(STREAM));
 }
 
+/// Where nothing can be had, and each attempt takes as long as the dwell.
+#[test]
+fn failed__each_class_has_its_turn() {
+    let mut engine = engine();
+    let first = engine.begin(0, &far(1000)).expect("a switch");
+    let mut tried = vec![first.to];
+    for ms in (10_000..600_000).step_by(10_000) {
+        engine.failed(ms * MS);
+        tried.extend(sample(&mut engine, ms, &far(1000 + ms)));
+    }
+    let decision = engine.decision().expect("decided");
+    let shares = decision.explanation.shares.iter();
+    for (class, _) in shares.take_while(|(class, _)| *class != CLASSES[0]) {
+        let place = CLASSES.iter().position(|known| known == class);
+        assert!(tried.contains(&place), "{class}: {tried:?}");
+    }
+    assert_eq!(engine.made(), None);
+}
+
+#[test]
+fn lost__goes_back_to_the_first_class() {
+    let mut engine = engine();
+    engine.begin(0, &far(1000)).expect("a switch");
+    assert_eq!((engine.current(), engine.made()), (STREAM, None));
+    engine.succeeded();
+    assert_eq!(engine.made(), STREAM);
+    engine.lost(5000 * MS);
+    assert_eq!((engine.current(), engine.made()), (None, None));
+    // Not that again, before its wait is over.
+    let next = sample(&mut engine, 10_000, &far(1100)).unwrap_or(None);
+    assert_ne!(next, STREAM);
+}
+
+/// A carrier that measures the rate is not left because another one does not.
+#[test]
+fn observe__a_rate_is_remembered() {
+    let mut engine = engine();
+    engine.begin(0, &near(1000));
+    let unmeasured = path(5, 0.0, 2000);
+    let rate = |engine: &Engine| engine.decision().and_then(|of| of.features.rate_mbit);
+    assert_eq!(rate(&engine), Some(10.0));
+    sample(&mut engine, 1000, &unmeasured);
+    assert_eq!(rate(&engine), Some(10.0));
+    let after = path(5, 0.0, 3000);
+    sample(&mut engine, 310_000, &after);
+    sample(&mut engine, 311_000, &path(5, 0.0, 4000));
+    assert_eq!(rate(&engine), None);
+}
+
 #[test]
 fn resume_by_model__goes_on_until_the_figures_say_otherwise() {
     let resume = |choice| Engine::resume_by_model(None, DWELL, choice);
