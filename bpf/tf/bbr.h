@@ -424,6 +424,36 @@ VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
     return loss < VTL_BBR_LOSS_MOST ? loss : VTL_BBR_LOSS_MOST;
 }
 
+/*
+ * Takes the losses of `sent` transmissions, of which `arrived` have come. `emptying`: a queue is
+ * being drained on purpose.
+ */
+VTL_GLOBAL int vtl_bbr_losses(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u32 sent, __u32 arrived,
+                              int emptying) {
+    if (!b || !a)
+        return 0;
+    __u32 share = vtl_bbr_share(sent, arrived);
+    /* High random loss is no full pipe while the rate still grows. */
+    if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL &&
+        (b->queued || b->bw * 4 < b->full_bw * 5))
+        vtl_bbr_drain(b);
+    /* With a queue, losses may be due to overflow: the estimate only decays. Not updated in
+     * DRAIN (overflow of STARTUP), nor in EMPTY and TRY, which compare with it. */
+    if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
+        ;
+    else if (!(b->queued || b->swelled & 1) || share < b->loss_q16)
+        b->loss_q16 = (3 * b->loss_q16 + share) / 4;
+    else
+        b->loss_q16 -= b->loss_q16 / 16;
+    /* Hardly random loss: the minimum round trip may include a queue, so probe it. */
+    if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW &&
+        !b->competing && a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
+        vtl_bbr_probe(b, a);
+    b->round_sent += sent;
+    b->round_arrived += arrived;
+    return 0;
+}
+
 /* At the end of a round trip: filters, losses, phases. */
 VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a)
@@ -456,27 +486,8 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->last_lost = a->lost;
     /* The usual loss, plus a margin for chance. */
     __u64 usual = sent * (2ull * b->loss_q16 + VTL_BBR_LOSS_SLACK) / 65536 + 3;
-    if (sent >= VTL_BBR_LOSS_PACKETS) {
-        __u32 share = vtl_bbr_share(sent, arrived);
-        /* High random loss is no full pipe while the rate still grows. */
-        if (b->mode == VTL_BBR_STARTUP && share > VTL_BBR_LOSS_FULL &&
-            (b->queued || b->bw * 4 < b->full_bw * 5))
-            vtl_bbr_drain(b);
-        /* With a queue, losses may be due to overflow: the estimate only decays. Not updated in
-         * DRAIN (overflow of STARTUP), nor in EMPTY and TRY, which compare with it. */
-        if (b->mode == VTL_BBR_DRAIN || (emptying && !b->competing))
-            ;
-        else if (!(b->queued || b->swelled & 1) || share < b->loss_q16)
-            b->loss_q16 = (3 * b->loss_q16 + share) / 4;
-        else
-            b->loss_q16 -= b->loss_q16 / 16;
-        /* Hardly random loss: the minimum round trip may include a queue, so probe it. */
-        if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW &&
-            !b->competing && a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
-            vtl_bbr_probe(b, a);
-        b->round_sent += sent;
-        b->round_arrived += arrived;
-    }
+    if (sent >= VTL_BBR_LOSS_PACKETS)
+        vtl_bbr_losses(b, a, sent, arrived, emptying);
     /* A queue in two rounds running has kept the bottleneck busy, so the rate is known, and it has
      * overflowed: more of the same would be lost. */
     if (b->mode == VTL_BBR_STARTUP && b->swelled == 3 && a->lost && b->bw * 4 < b->full_bw * 5)
@@ -554,21 +565,22 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
  * has become longer, or a host or the medium was busy for a while. Before the first sample of the
  * rate there is nothing that could count.
  */
-VTL_INLINE void vtl_bbr_swell(struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
-    if (b->mode != VTL_BBR_STARTUP || !b->bw)
-        return;
+VTL_GLOBAL int vtl_bbr_swell(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    if (!b || !a || b->mode != VTL_BBR_STARTUP || !b->bw)
+        return 0;
     __u32 least_us = b->min_rtt_us;
     if (b->rounds && b->round_min_us < least_us)
         least_us = b->round_min_us;
     __u64 packets = (2 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw;
     if (a->rtt_us <= least_us + least_us / 8 + VTL_BBR_HOST_US + packets)
-        return;
+        return 0;
     __u64 in_flight = a->in_flight + a->newly;
     if (b->bw / 1024 * a->rtt_us / 1000000 > 2 * in_flight)
-        return;
+        return 0;
     /* Where the application or the ring is the limit, a longer path must not end STARTUP. */
     b->swelled |= !a->app_limited;
     b->filled = 1;
+    return 0;
 }
 
 /* Phase transitions. */
@@ -644,28 +656,10 @@ VTL_INLINE void vtl_bbr_marks(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->marked = 1;
 }
 
-/* Processes an acknowledgement: sets `cwnd` and `pace`. */
-VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
-    /* Acknowledgements that wait behind the peer's own data do not count in this direction. */
-    a->waiting = b->bw / 1024 * a->waited_us / 1000000;
-    if (a->waiting > a->in_flight)
-        a->waiting = a->in_flight;
-    a->in_flight -= a->waiting;
-    if (a->rtt_us > b->min_rtt_us)
-        a->rtt_us = vtl_bbr_own(b, a->rtt_us, a->waited_us);
-    vtl_bbr_floor(b, a);
-    vtl_bbr_rate(b, a);
-    vtl_bbr_min_rtt(b, a);
-    vtl_bbr_marks(b, a);
-    vtl_bbr_swell(b, a);
-    /* Packets given up do not prolong the round. */
-    if (b->next_round > a->delivered + a->in_flight + a->waiting)
-        b->next_round = a->delivered + a->in_flight + a->waiting;
-    int is_told = b->mode == VTL_BBR_STARTUP && (__s32)(a->told - b->round_end) >= 0;
-    if (a->delivered >= b->next_round || is_told)
-        vtl_bbr_round(b, a);
-    vtl_bbr_mode(b, a);
-
+/* Sets `cwnd` and `pace`. */
+VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    if (!b || !a)
+        return 0;
     /* STARTUP sends at least the initial window per round trip until it has filled the path: the
      * first samples may be limited by the application. */
     __u64 bw = b->bw;
@@ -731,6 +725,31 @@ VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     a->pace = pace;
     cwnd += a->waiting;
     a->cwnd = cwnd > VTL_BBR_MIN_CWND ? cwnd : VTL_BBR_MIN_CWND;
+    return 0;
+}
+
+/* Processes an acknowledgement: sets `cwnd` and `pace`. */
+VTL_INLINE void vtl_bbr_update(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    /* Acknowledgements that wait behind the peer's own data do not count in this direction. */
+    a->waiting = b->bw / 1024 * a->waited_us / 1000000;
+    if (a->waiting > a->in_flight)
+        a->waiting = a->in_flight;
+    a->in_flight -= a->waiting;
+    if (a->rtt_us > b->min_rtt_us)
+        a->rtt_us = vtl_bbr_own(b, a->rtt_us, a->waited_us);
+    vtl_bbr_floor(b, a);
+    vtl_bbr_rate(b, a);
+    vtl_bbr_min_rtt(b, a);
+    vtl_bbr_marks(b, a);
+    vtl_bbr_swell(b, a);
+    /* Packets given up do not prolong the round. */
+    if (b->next_round > a->delivered + a->in_flight + a->waiting)
+        b->next_round = a->delivered + a->in_flight + a->waiting;
+    int is_told = b->mode == VTL_BBR_STARTUP && (__s32)(a->told - b->round_end) >= 0;
+    if (a->delivered >= b->next_round || is_told)
+        vtl_bbr_round(b, a);
+    vtl_bbr_mode(b, a);
+    vtl_bbr_limits(b, a);
 }
 
 #endif
