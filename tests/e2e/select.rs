@@ -48,6 +48,19 @@ impl World {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Another web server, hooked, at a port of another profile: port 9000.
+    fn start_other_web(&self) -> Spoken {
+        let mut python = (self.testbed.command(Host::Server, python3())).expect("a namespace");
+        python
+            .args(["-u", "-m", "http.server", "--directory"])
+            .arg(self.path("www"))
+            .arg("9000");
+        let mut server = Spoken::start(python);
+        assert!(server.line().contains("9000"));
+        self.hook_port(9000);
+        server
+    }
+
     /// curl with the carrier `auto`.
     fn auto_curl(&self, args: &[&str]) -> Process {
         let curl = ["run", "--carrier", "auto", "--", "curl", "--noproxy", "*"];
@@ -215,10 +228,11 @@ fn select__off_is_tcp_for_all_and_stays() {
     assert_eq!(status["paths"][0]["carrier"], "tcp");
     transfer.goes_by("tcp", "vtl select is off");
     transfer.goes_on(100_000);
-    // A new one, over a path that is known.
+    // A new one, with an association of its own, over a path that is known.
+    let _server = transfer.world.start_other_web();
     transfer.world.serve("little", 100_000);
     let to = transfer.world.path("little");
-    let url = url(transfer.world.servers()[0], "little");
+    let url = format!("http://{}:9000/little", transfer.world.servers()[0]);
     let mut little = transfer
         .world
         .auto_curl(&["-o", to.to_str().expect("UTF-8"), &url]);
@@ -259,18 +273,7 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
     transfer.goes_on(200_000);
     let world = transfer.ends();
     // Connections of another profile have an association of their own, which begins with what is known.
-    let mut python = world
-        .testbed
-        .command(Host::Server, python3())
-        .expect("a namespace");
-    let www = world.path("www");
-    python
-        .args(["-u", "-m", "http.server", "--directory"])
-        .arg(www)
-        .arg("9000");
-    let mut server = Spoken::start(python);
-    assert!(server.line().contains("9000"));
-    world.hook_port(9000);
+    let _server = world.start_other_web();
     world.serve("little", 1000);
     let address = world.servers()[0].to_string();
     let other = format!("http://{address}:9000/little");
@@ -286,6 +289,38 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
         let other = paths.find(|path| path["profile"].is_null());
         other.is_some_and(|path| path["carrier"] == "graft:stream")
     });
+}
+
+/// On a slow path that loses packets the model says BBR, once a session has measured the rate: on the connections that run,
+/// at both hosts, until the choice is off.
+#[test]
+fn select__bbr_on_connections_that_run_and_back() {
+    let slow = Link {
+        loss_pct: 3.0,
+        ..Link::new(20.0, 2.0)
+    };
+    let Some(world) = World::new("select-bbr", &slow) else {
+        return;
+    };
+    let hosts = [Host::Client, Host::Server];
+    for host in hosts {
+        world.testbed.tune_tcp(host, "cubic").expect("set");
+    }
+    let mut transfer = Transfer::download(world);
+    let has_bbr = |transfer: &mut Transfer, host| {
+        assert!(transfer.process.ended().is_none());
+        let controls = transfer.world.testbed.congestion_controls(host);
+        let controls = controls.expect("ss runs");
+        controls.iter().any(|of| of.name == "bbr")
+    };
+    for on in [true, false, true] {
+        transfer.world.select(&[if on { "on" } else { "off" }]);
+        for host in hosts {
+            until("as it was told", || has_bbr(&mut transfer, host) == on);
+        }
+        assert_eq!(transfer.chosen()["carrier"] == "tcp:bbr", on);
+    }
+    transfer.ends();
 }
 
 /// What the command says of a path, by the daemon's figures.

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
@@ -21,12 +22,13 @@ pub(super) const LEAST_MTU: u16 = 1280;
 /// Bytes before packets, for the device's header.
 const HEADROOM: usize = VIRTIO_NET_HDR_LEN;
 /// Maximum length of an IP packet, bytes.
-const LONGEST: usize = 65_535;
+pub(super) const LONGEST: usize = 65_535;
 
 /// The interface.
 pub(super) struct Device {
     tun: SyncDevice,
     name: String,
+    mtu: Mutex<u16>,
     addresses: Vec<IpNet>,
     routes: Vec<IpNet>,
 }
@@ -75,6 +77,7 @@ impl Device {
         let device = Self {
             tun,
             name: name.to_owned(),
+            mtu: LEAST_MTU.into(),
             addresses: addresses.to_vec(),
             routes: routes.to_vec(),
         };
@@ -114,19 +117,24 @@ impl Device {
         &self.name
     }
 
-    /// Sets the maximum length of packets, bytes.
+    /// Sets the maximum length of packets, bytes. Returns whether it was another one.
     ///
     /// # Errors
     /// The interface is gone, or was taken down.
-    pub(super) fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
-        let before = self.tun.mtu()?;
+    pub(super) fn set_mtu(&self, mtu: u16) -> anyhow::Result<bool> {
+        let mut current = self.mtu.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *current;
+        if before == mtu {
+            return Ok(false);
+        }
         self.tun.set_mtu(mtu)?;
+        *current = mtu;
         if before < LEAST_MTU && mtu >= LEAST_MTU {
             // The kernel has taken everything of IPv6 from the interface.
             self.has_no_own_address();
             self.configure("replace")?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes packets that were routed into the interface; waits for the first.

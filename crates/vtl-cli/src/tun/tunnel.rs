@@ -10,10 +10,7 @@ use ipnet::IpNet;
 use vtl::{Agreement, Shared};
 
 use super::FIRST_PAUSE;
-use super::device::{Batch, Device, LEAST_MTU, ReadBuffers};
-
-/// Maximum length of an IP packet, bytes.
-const LONGEST: usize = 65_535;
+use super::device::{Batch, Device, LEAST_MTU, LONGEST, ReadBuffers};
 
 /// An interface, and the session that carries its packets while there is one.
 pub(super) struct Tunnel {
@@ -26,7 +23,6 @@ pub(super) struct Tunnel {
 #[derive(Default)]
 struct State {
     session: Option<Arc<Shared>>,
-    mtu: u16,
     /// What was said last.
     said: String,
 }
@@ -74,36 +70,32 @@ impl Tunnel {
         }
     }
 
-    /// Makes packets as long as the session carries them.
-    fn fit(&self, session: &Shared) {
+    /// Makes packets as long as the session carries them, and gives that length.
+    fn fit(&self, session: &Shared) -> usize {
         // Of 1,280 bytes also where they go in two, as IPv6 does not go without.
-        let most = session.max_packet();
         let least = usize::from(LEAST_MTU).min(session.max_message());
-        let Ok(mtu) = u16::try_from(most.max(least)) else {
-            return;
+        let most = session.max_packet().max(least);
+        let Some(mtu) = u16::try_from(most).ok().filter(|mtu| *mtu > 0) else {
+            return most; // it has ended
         };
-        if mtu == 0 || self.state().mtu == mtu {
-            return;
+        match self.device.set_mtu(mtu) {
+            Ok(true) if mtu < LEAST_MTU => {
+                self.say(&format!(
+                    "packets carry {mtu} bytes: too few for IPv6 (--graft stream)"
+                ));
+            }
+            Ok(_) => {}
+            Err(error) => self.say(&format!("cannot set the MTU to {mtu}: {error:#}")),
         }
-        self.state().mtu = mtu;
-        if let Err(error) = self.device.set_mtu(mtu) {
-            self.say(&format!("cannot set the MTU to {mtu}: {error:#}"));
-        }
-        if mtu < LEAST_MTU {
-            self.say(&format!(
-                "packets carry {mtu} bytes: too few for IPv6 (--graft stream)"
-            ));
-        }
+        most
     }
 
     /// Has a session carry the packets instead of the one before.
     pub(super) fn install(&self, session: &Arc<Shared>, agreement: &Agreement) {
-        self.fit(session);
+        let mtu = self.fit(session);
         self.say(&format!(
-            "carried to {} by {}, MTU {}",
-            agreement.peer,
-            agreement.graft,
-            self.state().mtu
+            "carried to {} by {}, MTU {mtu}",
+            agreement.peer, agreement.graft
         ));
         let former = self.state().session.replace(Arc::clone(session));
         if let Some(former) = former {

@@ -48,8 +48,8 @@ pub(crate) struct Auto {
 }
 
 /// What is known of an association that the model decides about, beside its [`Engine`].
+#[derive(Default)]
 pub(super) struct ByModel {
-    auto: Auto,
     /// The direction that carries more bytes, and its latest figures.
     seen: Cell<(Option<Direction>, Option<Metrics>)>,
 }
@@ -71,13 +71,6 @@ impl Direction {
 }
 
 impl ByModel {
-    fn new(auto: Auto) -> Self {
-        Self {
-            auto,
-            seen: Cell::default(),
-        }
-    }
-
     /// The class of a choice.
     pub(super) fn class(choice: Choice) -> &'static str {
         choice
@@ -125,7 +118,7 @@ impl Flows {
     fn follow_by_model(&self, peer: &Rc<Peer>, auto: Auto) -> Rc<Following> {
         let choice = ByModel::choice_of(peer.settled_target().as_ref());
         let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
-        let following = Following::new(By::Model(ByModel::new(auto)), engine);
+        let following = Following::new(By::Model(ByModel::default()), engine);
         peer.follow_anew(&following);
         following
     }
@@ -270,7 +263,6 @@ impl Peer {
             since_s: None,
         };
         let chosen = self.by_model(|following, by| {
-            debug_assert_eq!(by.auto, auto);
             let engine = following.engine.borrow();
             let (direction, metrics) = by.seen.get();
             let metrics = metrics.unwrap_or_default();
