@@ -291,38 +291,6 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
     });
 }
 
-/// On a slow path that loses packets the model says BBR, once a session has measured the rate: on the connections that run,
-/// at both hosts, until the choice is off.
-#[test]
-fn select__bbr_on_connections_that_run_and_back() {
-    let slow = Link {
-        loss_pct: 3.0,
-        ..Link::new(20.0, 2.0)
-    };
-    let Some(world) = World::new("select-bbr", &slow) else {
-        return;
-    };
-    let hosts = [Host::Client, Host::Server];
-    for host in hosts {
-        world.testbed.tune_tcp(host, "cubic").expect("set");
-    }
-    let mut transfer = Transfer::download(world);
-    let has_bbr = |transfer: &mut Transfer, host| {
-        assert!(transfer.process.ended().is_none());
-        let controls = transfer.world.testbed.congestion_controls(host);
-        let controls = controls.expect("ss runs");
-        controls.iter().any(|of| of.name == "bbr")
-    };
-    for on in [true, false, true] {
-        transfer.world.select(&[if on { "on" } else { "off" }]);
-        for host in hosts {
-            until("as it was told", || has_bbr(&mut transfer, host) == on);
-        }
-        assert_eq!(transfer.chosen()["carrier"] == "tcp:bbr", on);
-    }
-    transfer.ends();
-}
-
 /// What the command says of a path, by the daemon's figures.
 #[test]
 fn select__explains_a_path() {
