@@ -30,6 +30,7 @@ pub struct Stats {
     pub down: DirectionStats,
 }
 
+const SECOND: Nanos = 1_000_000_000;
 /// Below this priority of the real-time class nothing runs that a packet's release depends on.
 const REALTIME_PRIORITY: i32 = 10;
 /// While packets flow the emulator wakes at most this often and works in batches, as a network card does.
@@ -54,9 +55,7 @@ pub(crate) const TO_CLIENT: &str = "to-client";
 pub(crate) const TO_SERVER: &str = "to-server";
 
 fn clock(id: ClockId) -> Nanos {
-    clock_gettime(id).map_or(0, |t| {
-        t.tv_sec() as Nanos * 1_000_000_000 + t.tv_nsec() as Nanos
-    })
+    clock_gettime(id).map_or(0, |t| t.tv_sec() as Nanos * SECOND + t.tv_nsec() as Nanos)
 }
 
 fn now() -> Nanos {
@@ -138,17 +137,18 @@ impl Bridge {
             let socket = &self.sockets[path.from];
             // A bound, so that a flood in one direction does not hold up the other.
             for _ in 0..8 {
+                // Kernel timestamps are of the real-time clock, which others may step. It is read first, and
+                // packets may be newer than both: a pause in between, as this thread is preempted, makes the link
+                // longer, never shorter than it is.
+                let real = clock(ClockId::CLOCK_REALTIME);
                 let now = now();
-                // Kernel timestamps are of the real-time clock, which others may step.
-                let offset = clock(ClockId::CLOCK_REALTIME).wrapping_sub(now);
+                let offset = real.wrapping_sub(now);
+                let plausible = now.saturating_sub(SECOND)..=now + SECOND;
                 let result = socket.receive(&mut self.batch, |packet, stamp| {
-                    let arrived = stamp.map_or(now, |s| s.wrapping_sub(offset));
-                    let plausible = now.saturating_sub(1_000_000_000)..=now;
-                    let arrived = if plausible.contains(&arrived) {
-                        arrived
-                    } else {
-                        now
-                    };
+                    let arrived = stamp
+                        .map(|stamp| stamp.wrapping_sub(offset))
+                        .filter(|arrived| plausible.contains(arrived))
+                        .unwrap_or_else(self::now);
                     path.last_arrival = arrived.max(path.last_arrival);
                     path.aggregates += u64::from(packet.is_aggregate());
                     path.link.push(path.last_arrival, packet);
@@ -304,7 +304,7 @@ fn sleep(bridge: &Bridge, server: &control::Server, time: Nanos, frames: bool) {
         .chain(sockets)
         .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
         .collect();
-    let time = TimeSpec::new((time / 1_000_000_000) as i64, (time % 1_000_000_000) as i64);
+    let time = TimeSpec::new((time / SECOND) as i64, (time % SECOND) as i64);
     // A signal only wakes the loop early.
     let _ = ppoll(&mut polled, Some(time), None);
 }
