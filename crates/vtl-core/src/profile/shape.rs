@@ -97,8 +97,10 @@ impl Shape {
             .windows(2)
             .map(|two| two[1].at.saturating_sub(two[0].at))
             .collect();
-        let mean = gaps.iter().sum::<u64>() / gaps.len() as u64;
-        let even = gaps.iter().all(|gap| gap.abs_diff(mean) <= mean * 2 / 5);
+        // Saturating, as `total` below: times are an argument, and any may come.
+        let sum = gaps.iter().fold(0_u64, |sum, gap| sum.saturating_add(*gap));
+        let mean = sum / gaps.len() as u64;
+        let even = gaps.iter().all(|gap| gap.abs_diff(mean) <= mean / 5 * 2);
         let sizes = paced.iter().map(|packet| packet.len);
         let (least, most) = (sizes.clone().min()?, sizes.max()?);
         let alike = most <= least.saturating_mul(4);

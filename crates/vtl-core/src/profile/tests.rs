@@ -642,6 +642,15 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![begun, prop::collection::vec(any::<u8>(), 0..3000)]
 }
 
+#[test]
+fn classifier__takes_times_that_jump() {
+    let mut classifier = Classifier::new(None, 7);
+    for at in [0, u64::MAX].repeat(5) {
+        classifier.sent(at, b"as long as the others");
+    }
+    classifier.conclude();
+}
+
 proptest! {
     #[test]
     fn classifier__takes_anything(
