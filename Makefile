@@ -6,7 +6,6 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH):/usr/sbin:/sbin
 CARGO  ?= cargo
 TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
-PROFILE = --release
 BINS    = vtl vtl-lab vtld
 LIBVTL  = libvtl.so.0
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
@@ -15,7 +14,7 @@ SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint clippy fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint format fmt wheel install uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,20 +39,24 @@ bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
-# What is forked is checked by `make test` only. It builds soonest without optimisation, debug information and what is kept for the next build.
-check: PROFILE =
-check: export CARGO_PROFILE_DEV_DEBUG = 0
-check: export CARGO_INCREMENTAL = 0
-check: clippy ## In under 3 minutes, without root: formatting, lints, the tests of each crate
-	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; \
-	 $(CARGO) test --workspace --exclude vtl-e2e --exclude sctp-proto --lib --bins --tests --locked --quiet; $(list_skipped)
+# Lints and the tests of each crate but $(1) in one pass: clippy is the compiler. It builds soonest without optimisation, debug
+# information and what is kept for the next build. The end-to-end tests are compiled and not run, and what is forked has no lints.
+crates = export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__; \
+	 $(CARGO) test --workspace --exclude sctp-proto --all-targets --locked --quiet --no-run && \
+	 $(CARGO) test --workspace $(patsubst %,--exclude %,vtl-e2e sctp-proto $(1)) --lib --bins --tests --locked --quiet
+documents = RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
 
-test: preflight lint build ## All of that and the end-to-end tests, some half an hour (as root, for hosts and links between them)
+check: format ## In under 3 minutes, without root: formatting, lints, the tests of each crate
+	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; $(call crates); $(list_skipped)
+
+# What is simulated is optimised here.
+test: preflight format build ## All of that and the end-to-end tests, some half an hour (as root, for hosts and links between them)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
-	 $(CARGO) test --release --workspace --exclude vtl-e2e --locked --quiet && \
-	 scripts/check-headers.sh && \
+	 ($(call crates,vtl-sim)) && \
+	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
+	 $(documents) && scripts/deny.sh && scripts/check-headers.sh && \
 	 scripts/fuzz.sh 20 && \
-	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=2; $(list_skipped)
+	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=3; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
 	@scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)
@@ -75,15 +78,15 @@ soak: preflight build ## The long tests, with a report: seeds, accidents, load; 
 check-systems: ## What a newcomer meets: the demo and the tests on bare systems made by debootstrap (as root)
 	@scripts/check-systems.sh $(SYSTEMS)
 
-lint: clippy ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny with RustSec's advisories
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc $(PROFILE) --workspace --no-deps --locked --quiet
+lint: format ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny with RustSec's advisories
+	VTL_EMPTY_OBJECTS=1 $(CARGO) clippy --release --workspace --exclude sctp-proto --all-targets --locked --quiet -- -D warnings
+	$(documents)
 	@scripts/deny.sh
 
-clippy: setup
+format: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	@$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
-	$(CARGO) clippy $(PROFILE) --workspace --exclude sctp-proto --all-targets --locked --quiet -- -D warnings
 
 fmt: ## Format Rust and C
 	$(CARGO) fmt --all
