@@ -8,7 +8,7 @@ TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 BINS    = vtl vtl-lab vtld
 LIBVTL  = libvtl.so.0
-C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h' 'include/*.h' 'crates/vtl-c/*.c' 'examples/*.c' 'tests/*.c' 'tests/*.h')
+C_FILES = $(shell git ls-files -co --exclude-standard '*.c' '*.h')
 # What tests leave out, and why: a line each.
 SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
@@ -17,7 +17,7 @@ list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort 
 .PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint format fmt wheel install uninstall clean
 
 help: ## This list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 preflight:
 	@scripts/preflight.sh "make $(firstword $(MAKECMDGOALS))"
@@ -50,7 +50,7 @@ check: format ## In under 3 minutes, without root: formatting, lints, the tests 
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; $(call crates); $(list_skipped)
 
 # What is simulated is optimised here.
-test: preflight format build ## All of that and the end-to-end tests, some half an hour (as root, for hosts and links between them)
+test: preflight format build ## What check does, documentation, fuzzing and the end-to-end tests, some half an hour (as root, for hosts and links)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 ($(call crates,vtl-sim)) && \
 	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
@@ -61,7 +61,7 @@ test: preflight format build ## All of that and the end-to-end tests, some half 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
 	@scripts/fuzz.sh $(or $(SECONDS),20) $(TARGETS)
 
-# UndefinedBehaviorSanitizer is in that code in every test (crates/vtl-sim/build.rs). Tests leak names. ARGS='--test grafts' for some.
+# UndefinedBehaviorSanitizer is in that code in every test (crates/vtl-sim/build.rs). Leaks are not looked for: tests leak names. ARGS='--test grafts' runs some.
 sanitize: setup ## The grafts' code, natively and under AddressSanitizer, through all tests of vtl-sim
 	ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address RUSTC_BOOTSTRAP=1 $(CARGO) test --release --locked --quiet \
 	 -p vtl-sim --target-dir $(TARGET)/sanitize --target "$$(rustc --version --verbose | sed -n 's/^host: //p')" $(ARGS)

@@ -4,8 +4,8 @@
     chat.py serve                   at the host where they meet
     chat.py NAME ADDRESS            everybody else: says what comes on standard input, line by line
 
-What one says depends on what the same one said before, and on nobody else: so everybody has a lane,
-everybody's lines are shown in their order, and one that is late holds up nobody but its speaker.
+A line depends on what its speaker said before, and on nobody else's lines: so each speaker has a lane.
+A speaker's lines are shown in their order, and a late line holds up nobody but its speaker.
 """
 
 import asyncio

@@ -14,7 +14,8 @@ ends those that it started. What a machine lacks is said and left out.
 A capture's lines after its head: who sends (> the opener of the connection), when (ns from the first), how many bytes, and
 in hex those of them that are among the first 2,048 from the opener or 1,024 to it.
 
-Which captures rules may be tuned on, and which are held out, is said in CASES and was before any was made, but for nats: it was held out until what it showed was mended.
+CASES says on which captures rules may be tuned, and which are held out. That was decided before any was made, except for
+nats, which was held out until what it showed was mended.
 """
 
 import asyncio, os, shutil, signal, socket, subprocess, sys, tempfile, textwrap, threading, time

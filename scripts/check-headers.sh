@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles all C of the tree, which the build or a test compiles, against the headers of the oldest and the newest
+# Compiles all C of the tree that the build or a test compiles, against the headers of the oldest and the newest
 # system that the README names, whatever this one has. Fetches those headers once, into target/headers.
 set -euo pipefail
 

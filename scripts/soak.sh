@@ -41,7 +41,7 @@ row() {
     printf '%s\n' "${rows[-1]}"
 }
 
-# Usage: during NAME SECONDS COMMAND...; repeats it for its share of so many seconds an hour
+# Usage: during NAME SECONDS COMMAND...; repeats it until its share of the budget, SECONDS of each hour, is used up
 during() {
     local name=$1 seconds=$(($2 * budget / 3600)) begin=$SECONDS round
     shift 2
@@ -56,7 +56,7 @@ during() {
     row "$name" $((SECONDS - begin)) "ok, $round rounds"
 }
 
-# Usage: once NAME SECONDS VERDICT COMMAND...; it takes about so long, and VERDICT is what its failure is called.
+# Usage: once NAME SECONDS VERDICT COMMAND...; it takes about SECONDS, and the report calls its failure VERDICT.
 once() {
     local name=$1 seconds=$2 verdict=$3 begin=$SECONDS
     shift 3
