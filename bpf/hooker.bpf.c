@@ -541,8 +541,8 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
  * retransmissions, or as many segments received without an acknowledgement of data. Fewer may be
  * due to an outage, and without the option the peer would take the connection for a plain one. Not
  * for control connections, which are useless without it. */
-static __always_inline int is_in_the_way(struct bpf_sock_ops *ops,
-                                         const struct vtl_own_socket *own) {
+static __always_inline int is_option_blocked(struct bpf_sock_ops *ops,
+                                             const struct vtl_own_socket *own) {
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_SOCK_FLOW) || !own->flow.number)
         return 0;
     return ops->total_retrans - own->sent_again > 4 || ops->segs_in > 5;
@@ -584,7 +584,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         /* bytes_acked includes the SYN. */
-        if (own && is_in_the_way(ops, own)) {
+        if (own && is_option_blocked(ops, own)) {
             own->flags = (own->flags & ~VTL_SOCK_OFFER) | VTL_SOCK_GAVE_UP;
             set_writing(ops, 0);
         } else if (ops->is_fullsock && ops->bytes_acked > 1) {

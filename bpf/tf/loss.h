@@ -87,7 +87,7 @@ VTL_GLOBAL int vtl_loss_reordered(struct vtl_session *s, __u32 overtaken) {
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
-    __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies);
+    __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies_done);
     /* Spurious retransmissions come with reordering, the network's own duplicates are few: grow
      * slowly. */
     if ((__s32)(dups - tx->dups) > 0) {

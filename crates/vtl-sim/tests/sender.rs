@@ -311,7 +311,11 @@ fn choose__sends_twice_what_nothing_else_competes_with() {
     );
     assert_eq!(choose(&mut h), Wait(NOW + TIMEOUT));
     let tx = &h.session(SID).tx;
-    assert_eq!((tx.copies, tx.abandoned), (2, 2), "one of each pair counts");
+    assert_eq!(
+        (tx.copies_done, tx.abandoned),
+        (2, 2),
+        "one of each pair counts"
+    );
 
     let mut h = lost(10);
     choose(&mut h);
