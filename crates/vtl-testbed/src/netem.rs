@@ -148,7 +148,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[test]
     fn check__refuses_what_netem_cannot_do() {
         assert_eq!(check(&Link::new(10.0, 10.0)), Ok(()));
         for link in [
