@@ -12,8 +12,8 @@
 #include "parse.h"
 
 enum {
-    VTL_TC_NEXT = -1, /* TCX_NEXT: not ours */
-    VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
+    VTL_TC_NEXT = TC_ACT_UNSPEC, /* not ours */
+    VTL_TC_DROP = TC_ACT_SHOT,   /* also for consumed packets: tcx passes TC_ACT_STOLEN on */
 };
 
 struct vtl_frame {
