@@ -216,7 +216,14 @@ impl Testbed {
             return Err(Error::WireFixed);
         }
         match self.backend {
-            Backend::Direct => {}
+            Backend::Direct => {
+                let now = self.link()?;
+                if (link.loss_up(), link.loss_down()) != (now.loss_up(), now.loss_down()) {
+                    let what = "the loss of a direct link cannot change while it is up: \
+                                run `vtl testbed down` and `up` again";
+                    return Err(BadLink(what.to_owned()).into());
+                }
+            }
             Backend::Netem => netem::set(&self.name, link)?,
             Backend::Emulator => {
                 control::ask(&self.name, &Request::Set(link.clone()))?;

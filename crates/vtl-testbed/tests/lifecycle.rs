@@ -365,6 +365,12 @@ fn wire__is_direct_and_cannot_change() {
         testbed.set(&Link::new(10.0, 10.0)),
         Err(Error::WireFixed)
     ));
+    let lossy = Link {
+        loss_pct: 1.0,
+        ..Profile::Wire.link()
+    };
+    assert!(matches!(testbed.set(&lossy), Err(Error::BadLink(_))));
+    assert_eq!(testbed.link().expect("up"), Profile::Wire.link());
     assert_eq!(
         IpAddr::from(testbed.addr4(Host::Client)),
         IpAddr::from(Ipv4Addr::new(10, 73, 0, 1))
