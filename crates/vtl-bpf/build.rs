@@ -46,7 +46,7 @@ fn main() {
     .unwrap();
 }
 
-/// What a graft compiles against outside of this tree, by the name that it is included under.
+/// Headers for compiling a graft outside of this tree, by include name.
 fn headers(bpf: &Path) -> Vec<(String, PathBuf)> {
     let native = bpf.join("../crates/vtl-sim/native");
     println!("cargo::rerun-if-changed={}", native.display());
@@ -94,7 +94,7 @@ fn sources(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 fn compile(clang: &str, bpf: &Path, source: &Path, object: &Path) {
-    // Clippy and `cargo build` do not share what a build script made, and nothing runs what clippy looks at.
+    // Clippy's build scripts write to an OUT_DIR of its own, whose objects nothing loads: leave them empty.
     if env::var("RUSTC_WORKSPACE_WRAPPER").is_ok_and(|wrapper| wrapper.ends_with("clippy-driver")) {
         return fs::write(object, []).expect("OUT_DIR is writable");
     }
