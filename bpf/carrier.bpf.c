@@ -30,7 +30,7 @@ struct {
 
 /* Stores the wish. The kernel runs a cgroup's programs before its ancestors': the first wish, that
  * of the hook nearest to the socket, stays. */
-static __always_inline int mark(struct bpf_sock_addr *ctx) {
+static __always_inline int store_wish(struct bpf_sock_addr *ctx) {
     __u32 wish = config.wish;
 
     if (ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
@@ -41,12 +41,12 @@ static __always_inline int mark(struct bpf_sock_addr *ctx) {
 
 SEC("cgroup/connect4")
 int vtl_wish4(struct bpf_sock_addr *ctx) {
-    return mark(ctx);
+    return store_wish(ctx);
 }
 
 SEC("cgroup/connect6")
 int vtl_wish6(struct bpf_sock_addr *ctx) {
-    return mark(ctx);
+    return store_wish(ctx);
 }
 
 static __always_inline int is_loopback(__be32 ip) {
@@ -70,6 +70,7 @@ static __always_inline int is_local(struct bpf_sock_ops *ops) {
            c == VTL_LOAD(ops->local_ip6[2]) && d == VTL_LOAD(ops->local_ip6[3]);
 }
 
+/* Sets the congestion control of connections opened under the hook, or accepted at its port. */
 SEC("sockops")
 int vtl_control(struct bpf_sock_ops *ops) {
     if (bpf_get_netns_cookie(ops) != config.netns_cookie)

@@ -487,6 +487,9 @@ int vtl_hold_syn(struct __sk_buff *skb) {
 
 /* ---- discovery ---- */
 
+/* Flags of a SYN/ACK, bpf_sock_ops.skb_tcp_flags. */
+enum { SYN_ACK = 0x12 };
+
 /* The option as on the wire. */
 struct option {
     __u8 kind, len;
@@ -524,7 +527,7 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     struct vtl_own_socket *own;
     __u64 cookie;
 
-    if (ops->skb_tcp_flags == (0x12 /* SYN | ACK */))
+    if (ops->skb_tcp_flags == SYN_ACK)
         return port_is_hooked(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
     cookie = bpf_get_socket_cookie(ops);
     own = bpf_map_lookup_elem(&vtl_own, &cookie);
@@ -541,8 +544,8 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
  * retransmissions, or as many segments received without an acknowledgement of data. Fewer may be
  * due to an outage, and without the option the peer would take the connection for a plain one. Not
  * for control connections, which are useless without it. */
-static __always_inline int is_in_the_way(struct bpf_sock_ops *ops,
-                                         const struct vtl_own_socket *own) {
+static __always_inline int is_option_blocked(struct bpf_sock_ops *ops,
+                                             const struct vtl_own_socket *own) {
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_SOCK_FLOW) || !own->flow.number)
         return 0;
     return ops->total_retrans - own->sent_again > 4 || ops->segs_in > 5;
@@ -584,7 +587,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         /* bytes_acked includes the SYN. */
-        if (own && is_in_the_way(ops, own)) {
+        if (own && is_option_blocked(ops, own)) {
             own->flags = (own->flags & ~VTL_SOCK_OFFER) | VTL_SOCK_GAVE_UP;
             set_writing(ops, 0);
         } else if (ops->is_fullsock && ops->bytes_acked > 1) {
@@ -636,8 +639,8 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
 /* Kind of VTL's option in a SYN. */
 enum syn_says { SYN_NOTHING, SYN_FLOW, SYN_CONTROL };
 
-/* Maximum bytes of options. */
-enum { OPTIONS_MAX = 40 };
+/* Maximum bytes of options. Kinds of options without a length (RFC 9293, 3.2). */
+enum { OPTIONS_MAX = 40, OPTION_END = 0, OPTION_NOP = 1 };
 
 static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
     __u8 opts[OPTIONS_MAX + VTL_OPT_LEN];
@@ -654,9 +657,9 @@ static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off
         if (i > OPTIONS_MAX - VTL_OPT_LEN)
             return SYN_NOTHING;
         __u8 kind = opts[i], size = opts[i + 1];
-        if (kind == 0)
+        if (kind == OPTION_END)
             return SYN_NOTHING;
-        if (kind == 1) {
+        if (kind == OPTION_NOP) {
             i++;
             continue;
         }

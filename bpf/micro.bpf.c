@@ -9,6 +9,7 @@
 #include "grafts/stream.bpf.c"
 #include "tf/window.h"
 
+/* SID, TURNS and PAYLOAD as in trial.rs. */
 enum { SID = 1, TURNS = 64, PAYLOAD = 1440, WORDS = 16 };
 
 /* The compiler must neither drop the context nor keep it in registers. */

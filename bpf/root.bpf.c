@@ -184,10 +184,11 @@ SEC("tcx/ingress") int vtl_root_in_tc(struct __sk_buff *ctx) {
     if (ctx->protocol != vtl_swap16(ETH_P_IP) && ctx->protocol != vtl_swap16(ETH_P_IPV6))
         return VTL_TC_NEXT;
     /* Make the headers readable by pointer, wherever drivers left them. */
-    if ((void *)(long)ctx->data_end - (void *)(long)ctx->data <
-            (long)(VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_ack_hdr)) &&
+    const __u32 longest = VTL_OFFSET_V6 + VTL_UDP_HEADER + sizeof(struct vtl_ack_hdr);
+    enum { PULL = 160 }; /* bytes: more than that */
+    if ((void *)(long)ctx->data_end - (void *)(long)ctx->data < (long)longest &&
         ctx->len > ctx->data_end - ctx->data)
-        bpf_skb_pull_data(ctx, ctx->len < 160 ? ctx->len : 160);
+        bpf_skb_pull_data(ctx, ctx->len < PULL ? ctx->len : PULL);
     return vtl_root_in(vtl_frame_tc(ctx));
 }
 

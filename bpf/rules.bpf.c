@@ -85,7 +85,7 @@ struct task_struct {
     struct files_struct *files;
 } __attribute__((preserve_access_index));
 
-/* Input of rules. */
+/* Facts about a connect, the input of rules. */
 struct facts {
     struct vtl_endpoint dest;
     __u32 user;
@@ -127,6 +127,7 @@ static __always_inline int has_prefix(const __u8 addr[16], const __u8 prefix[16]
     return 1;
 }
 
+/* 1 if the process executes this file. Looks at the task at most once per connect. */
 static __always_inline int executes(struct facts *f, __u64 id, __u32 dev) {
     struct inode *inode;
 
@@ -141,6 +142,7 @@ static __always_inline int executes(struct facts *f, __u64 id, __u32 dev) {
     return f->id == id && f->dev == dev;
 }
 
+/* 1 if the step's condition is true. */
 static __always_inline int holds(const struct vtl_step *s, struct facts *f) {
     const __u32 *range = (const __u32 *)s->value;
     const __u64 *id = (const __u64 *)s->value;
@@ -209,8 +211,8 @@ static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct
     return 0;
 }
 
-/* 1 if the socket is not hooked. */
-static __always_inline int is_free(struct bpf_sock_addr *ctx) {
+/* 1 if rules apply to the socket: it is not vtld's own, and not hooked. */
+static __always_inline int is_subject_to_rules(struct bpf_sock_addr *ctx) {
     return is_tcp_of_others(ctx) && !bpf_sk_storage_get(&vtl_wishes, ctx->sk, NULL, 0);
 }
 
@@ -219,7 +221,7 @@ int vtl_rule4(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
     __u32 wish = VTL_WISH_PLAIN;
 
-    if (!is_free(ctx) || is_taken4(ctx))
+    if (!is_subject_to_rules(ctx) || is_taken4(ctx))
         return 1;
     destination4(ctx, &dest);
     if (leads_to_vtld(ctx, &dest, &wish) && take4(ctx, &dest, wish))
@@ -234,7 +236,7 @@ int vtl_rule6(struct bpf_sock_addr *ctx) {
     __u32 wish = VTL_WISH_PLAIN;
 
     destination6(ctx, &dest);
-    if (!is_free(ctx) || is_taken6(&dest))
+    if (!is_subject_to_rules(ctx) || is_taken6(&dest))
         return 1;
     if (leads_to_vtld(ctx, &dest, &wish) && take6(ctx, &dest, wish))
         return 1;

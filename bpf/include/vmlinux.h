@@ -60,7 +60,7 @@ enum bpf_adj_room_mode { BPF_ADJ_ROOM_NET = 0 };
 enum bpf_hdr_start_off { BPF_HDR_START_NET = 1 };
 enum { BPF_LOAD_HDR_OPT_TCP_SYN = 1 << 0 };
 
-/* What bpf_fib_lookup() found, as far as it is asked for. */
+/* Results of bpf_fib_lookup(). */
 enum { BPF_FIB_LKUP_RET_NOT_FWDED = 4, BPF_FIB_LKUP_RET_FWD_DISABLED = 5 };
 
 /* An open-coded iterator over numbers (Linux 6.4): bpf_for() of bpf_helpers.h. */
@@ -122,11 +122,9 @@ struct __sk_buff {
 /* __sk_buff.pkt_type of a frame for another Ethernet address: linux/if_packet.h. */
 #define PACKET_OTHERHOST 3
 
-/* Verdicts of tcx: linux/pkt_cls.h. */
+/* Verdicts of tcx: linux/pkt_cls.h. TC_ACT_UNSPEC is TCX_NEXT, TC_ACT_SHOT is TCX_DROP. */
 #define TC_ACT_UNSPEC (-1)
-#define TC_ACT_OK 0
 #define TC_ACT_SHOT 2
-#define TC_ACT_REDIRECT 7
 
 /* XDP. */
 struct xdp_md {
@@ -209,7 +207,7 @@ struct bpf_sock_ops {
     __u32 skb_tcp_flags;
 };
 
-/* What a sockops program is called for. */
+/* bpf_sock_ops.op: events of a sockops program. */
 enum {
     BPF_SOCK_OPS_TIMEOUT_INIT = 1,
     BPF_SOCK_OPS_TCP_CONNECT_CB = 3,
@@ -260,8 +258,8 @@ struct bpf_sock {
     __s32 rx_queue_mapping;
 };
 
-/* sk_lookup: what a packet's receiver is looked for by. IPv4 addresses and remote_port in network
- * byte order. */
+/* sk_lookup: the packet whose socket is looked up. IPv4 addresses and remote_port in network byte
+ * order. */
 struct bpf_sk_lookup {
     __u64 cookie;
     __u32 family;
@@ -308,7 +306,7 @@ struct bpf_tcp_sock {
     __u32 icsk_retransmits;
 };
 
-/* Addresses and ports to look a socket up by. */
+/* Addresses and ports of a socket lookup. */
 struct bpf_sock_tuple {
     union {
         struct {
@@ -326,7 +324,7 @@ struct bpf_sock_tuple {
     };
 };
 
-/* What bpf_fib_lookup() is asked. */
+/* Parameters of bpf_fib_lookup(). */
 struct bpf_fib_lookup {
     __u8 family;
     __u8 l4_protocol;

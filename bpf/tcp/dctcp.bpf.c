@@ -50,11 +50,11 @@ void BPF_PROG(dctcp_pkts_acked, struct sock *sk, const struct ack_sample *sample
     if (!is_after(una, d->end))
         return;
     delivered = tp->delivered - d->delivered;
-    marked = least(tp->delivered_ce - d->delivered_ce, delivered);
+    marked = min(tp->delivered_ce - d->delivered_ce, delivered);
     fraction = delivered ? (__u64)marked * ONE / delivered : 0;
     /* Values below 16, whose 1/16 is rounded to 0, must still decay to 0. */
     d->alpha -= d->alpha >> GAIN_SHIFT ? d->alpha >> GAIN_SHIFT : d->alpha;
-    d->alpha = least(d->alpha + (fraction >> GAIN_SHIFT), ONE);
+    d->alpha = min(d->alpha + (fraction >> GAIN_SHIFT), ONE);
     observe(tp, d);
 }
 
@@ -64,7 +64,7 @@ __u32 BPF_PROG(dctcp_ssthresh, struct sock *sk) {
     struct dctcp *d = state_of(sk);
     __u64 window = tcp_sk(sk)->snd_cwnd;
 
-    return most(window - window * d->alpha / (2 * ONE), CWND_LEAST);
+    return max(window - window * d->alpha / (2 * ONE), CWND_MIN);
 }
 
 /* RFC 8257, 3.5: losses as in standard TCP. */
@@ -74,7 +74,7 @@ void BPF_PROG(dctcp_set_state, struct sock *sk, __u8 state) {
     __u8 now = BPF_CORE_READ_BITFIELD(connection(sk), icsk_ca_state);
 
     if ((state == CA_RECOVERY || state == CA_LOSS) && now < CA_RECOVERY)
-        tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->prior_cwnd / 2, CWND_LEAST));
+        tp->snd_ssthresh = min(tp->snd_ssthresh, max(tp->prior_cwnd / 2, CWND_MIN));
 }
 
 SEC("struct_ops")

@@ -68,7 +68,7 @@ void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
 
 SEC("struct_ops")
 __u32 BPF_PROG(hybla_ssthresh, struct sock *sk) {
-    return most(tcp_sk(sk)->snd_cwnd / 2, CWND_LEAST);
+    return max(tcp_sk(sk)->snd_cwnd / 2, CWND_MIN);
 }
 
 CONTROL

@@ -89,7 +89,7 @@ enum { CA_OPEN = 0, CA_RECOVERY = 3, CA_LOSS = 4 };
 
 enum {
     CA_NEEDS_ECN = 1 << 1, /* TCP_CONG_NEEDS_ECN */
-    CWND_LEAST = 2,
+    CWND_MIN = 2,
 };
 
 /* The name comes first: vtld writes it there. */
@@ -128,11 +128,11 @@ INLINE void *state_of(struct sock *sk) {
     return connection(sk)->icsk_ca_priv;
 }
 
-INLINE __u32 least(__u32 a, __u32 b) {
+INLINE __u32 min(__u32 a, __u32 b) {
     return a < b ? a : b;
 }
 
-INLINE __u32 most(__u32 a, __u32 b) {
+INLINE __u32 max(__u32 a, __u32 b) {
     return a > b ? a : b;
 }
 

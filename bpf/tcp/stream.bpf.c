@@ -7,8 +7,7 @@
 #include "../tf/bbr.h"
 #include "kernel.h"
 
-/* Version of the kernel: cong_control's sample is the fourth argument, up to Linux 6.10 the
- * second. */
+/* cong_control's sample is the fourth argument since Linux 6.10, the second before. */
 extern int LINUX_KERNEL_VERSION __kconfig;
 #define SAMPLE_IS_FOURTH (LINUX_KERNEL_VERSION >= (6 << 16 | 10 << 8))
 

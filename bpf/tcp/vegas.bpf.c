@@ -77,21 +77,21 @@ void BPF_PROG(vegas_cong_avoid, struct sock *sk, __u32 ack, __u32 acked) {
     } else if (v->round_us) {
         /* In slow start the queue grows during the round; its end shows the window's effect. One of
          * two samples may be of a delayed acknowledgement. */
-        rtt = in_slow_start(tp) ? least(v->last_us, v->former_us) : v->round_us;
-        fits = window * v->base_us / most(rtt, v->base_us);
+        rtt = in_slow_start(tp) ? min(v->last_us, v->former_us) : v->round_us;
+        fits = window * v->base_us / max(rtt, v->base_us);
         queued = window - fits;
         if (in_slow_start(tp)) {
             /* A round shows the effect of the previous round's window: it is this window only if
              * that did not grow. */
             if (!v->grows && queued > GAMMA) {
                 /* One more than the path holds; from here on by one per round. */
-                set_window(tp, least(window, most(fits + 1, CWND_LEAST)));
-                tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
+                set_window(tp, min(window, max(fits + 1, CWND_MIN)));
+                tp->snd_ssthresh = min(tp->snd_ssthresh, max(tp->snd_cwnd - 1, CWND_MIN));
             }
             v->grows = !v->grows;
         } else if (queued > BETA) {
-            set_window(tp, most(window - 1, CWND_LEAST));
-            tp->snd_ssthresh = least(tp->snd_ssthresh, most(tp->snd_cwnd - 1, CWND_LEAST));
+            set_window(tp, max(window - 1, CWND_MIN));
+            tp->snd_ssthresh = min(tp->snd_ssthresh, max(tp->snd_cwnd - 1, CWND_MIN));
         } else if (queued < ALPHA && is_limited(tp)) {
             set_window(tp, window + 1);
         }
@@ -114,7 +114,7 @@ void BPF_PROG(vegas_cwnd_event, struct sock *sk, int event) {
 
 SEC("struct_ops")
 __u32 BPF_PROG(vegas_ssthresh, struct sock *sk) {
-    return most(tcp_sk(sk)->snd_cwnd / 2, CWND_LEAST);
+    return max(tcp_sk(sk)->snd_cwnd / 2, CWND_MIN);
 }
 
 CONTROL

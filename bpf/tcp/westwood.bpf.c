@@ -74,8 +74,8 @@ __u32 BPF_PROG(westwood_ssthresh, struct sock *sk) {
     struct westwood *w = state_of(sk);
 
     if (!w->rate || !w->min_rtt_us)
-        return most(tp->snd_cwnd / 2, CWND_LEAST);
-    return most(w->rate * w->min_rtt_us / (1024ull * 1000 * 1000), CWND_LEAST);
+        return max(tp->snd_cwnd / 2, CWND_MIN);
+    return max(w->rate * w->min_rtt_us / (1024ull * 1000 * 1000), CWND_MIN);
 }
 
 SEC("struct_ops")

@@ -9,7 +9,8 @@
 
 #include "receive.h"
 
-/* rx.cum counts the packets placed, so vtl_rx_limit applies to them. */
+/* ingress: instead of tf_receive_admit. rx.cum counts the packets placed, so vtl_rx_limit applies
+ * to them. */
 VTL_INLINE enum vtl_verdict tf_arrival_admit(struct vtl_in *in) {
     VTL_TF(arrival, 0);
     struct vtl_session *s = in->s;
@@ -23,7 +24,7 @@ VTL_INLINE enum vtl_verdict tf_arrival_admit(struct vtl_in *in) {
     return VTL_STOP;
 }
 
-/* Publishes the packet. */
+/* ingress: publishes the packet. */
 VTL_INLINE void tf_arrival_place(struct vtl_in *in) {
     struct vtl_rx *rx = &in->s->rx;
     if (in->type == VTL_PROBE)

@@ -43,15 +43,18 @@
 #define VTL_BBR_ROUNDS 10       /* the maximum filter of the rate */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
+/* Round-trip time assumed where there is no sample. */
+#define VTL_BBR_UNKNOWN_RTT_US 100000
 #define VTL_BBR_MIN_RTT_NS (VTL_MIN_RTT_MS * VTL_NS_PER_MS)
 #define VTL_BBR_PROBE_RTT_NS (200 * VTL_NS_PER_MS)
 /* How long, in time and in round trips, samples near the minimum replace PROBE_RTT. */
 #define VTL_BBR_TRUST_NS (30 * VTL_NS_PER_S)
 #define VTL_BBR_TRUST_RTTS 200
-/* Loss rate compensated at most before the path's own loss rate is known: 10 % in 65,536ths, */
-#define VTL_BBR_LOSS_MAX 6554
-/* and ever: a half. */
-#define VTL_BBR_LOSS_MOST 32768
+/* The path's own loss rate (`floor_q16`) until it is known, and the excess over it that is hardly
+ * random: 10 % in 65,536ths. */
+#define VTL_BBR_LOSS_ASSUMED 6554
+/* Maximum of the loss rate that the pacing rate compensates: a half. */
+#define VTL_BBR_LOSS_MAX 32768
 /* Minimum sample for a loss rate, packets. */
 #define VTL_BBR_LOSS_PACKETS 64
 /* Delay that sleeping hosts may add to a round trip; matters on short paths only. */
@@ -71,13 +74,13 @@
 /* State of the model, initially zero. Of a session: written by the listener, before the first
  * packet by egress. Rates in packets per 1,024 seconds. */
 struct vtl_bbr {
-    __u64 bw_max[10]; /* maximum delivery rate in each of the latest rounds */
-    __u64 bw;         /* maximum of those */
-    __u64 full_bw;    /* STARTUP: the rate that growth is compared with */
-    __u64 next_round; /* `delivered` at which the round ends */
-    __u64 min_rtt_ns_at;
-    __u64 phase_ns; /* start of the phase */
-    __u64 phase_bw; /* bw at that time */
+    __u64 bw_max[VTL_BBR_ROUNDS]; /* maximum delivery rate in each of the latest rounds */
+    __u64 bw;                     /* maximum of those */
+    __u64 full_bw;                /* STARTUP: the rate that growth is compared with */
+    __u64 next_round;             /* `delivered` at which the round ends */
+    __u64 min_rtt_ns_at;          /* time of the latest sample near `min_rtt_us` */
+    __u64 phase_ns;               /* start of the phase */
+    __u64 phase_bw;               /* bw at that time */
     __u64 probe_rtt_end_ns;
     __u64 last_lost; /* tx.lost_total at the end of the latest round */
     /* competition with a flow that fills the queue */
@@ -129,27 +132,27 @@ enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY, VT
 
 /* Input of the model, per acknowledgement, and its output (`cwnd`, `pace`). */
 struct vtl_bbr_ack {
-    __u64 now;         /* ns */
-    __u64 rate;        /* delivery rate sample, packets per 1,024 s; 0 = none */
-    __u64 delivered;   /* packets that have arrived so far, */
-    __u64 newly;       /* and those of them that this acknowledgement is the first to tell of */
-    __u64 lost;        /* transmissions given up so far */
-    __u64 in_flight;   /* packets, after this acknowledgement */
-    __u64 waiting;     /* the model: those of them that are under way only as acknowledgements wait;
-                        * `in_flight` is then without them */
-    __u64 cwnd;        /* packets in flight allowed: until now; the model sets the next, */
-    __u64 pace;        /* and the pacing rate, packets per 1,024 s; 0 = unpaced */
-    __u32 transmitted; /* transmissions so far, modulo 2^32 as all that follow, */
-    __u32 told;        /* those of which it is known whether they have arrived, */
-    __u32 told_arrived; /* and how many of them, and of earlier ones, have. */
-    __u32 sent;         /* `told` and */
-    __u32 arrived;      /* `told_arrived` since the acknowledgement before */
-    __u32 rtt_us;       /* 0 = no sample */
-    __u32 srtt_us;      /* smoothed, and its variation: RFC 6298 */
-    __u32 rttvar_us;
-    __u32 waited_us;         /* of the round trip, behind the peer's own data */
-    __u32 reordering_extent; /* RFC 4737: overtakers of packets that lately arrived late, */
-    __u32 reordered_q16;     /* and the share of such packets, 65,536 = all */
+    __u64 now;          /* ns */
+    __u64 rate;         /* delivery rate sample, packets per 1,024 s; 0 = none */
+    __u64 delivered;    /* packets delivered in total */
+    __u64 newly;        /* packets newly delivered by this acknowledgement */
+    __u64 lost;         /* transmissions declared lost in total */
+    __u64 in_flight;    /* packets, after this acknowledgement */
+    __u64 waiting;      /* the model: packets that count as in flight only because acknowledgements
+                         * wait behind the peer's data; the model takes them out of `in_flight` */
+    __u64 cwnd;         /* congestion window, packets: the present one; the model sets the next */
+    __u64 pace;         /* the model: pacing rate, packets per 1,024 s; 0 = unpaced */
+    __u32 transmitted;  /* transmissions in total, modulo 2^32, as the following four */
+    __u32 told;         /* transmissions whose fate is known, */
+    __u32 told_arrived; /* and arrivals among them and earlier ones */
+    __u32 sent;         /* growth of `told` since the previous acknowledgement */
+    __u32 arrived;      /* growth of `told_arrived`, likewise */
+    __u32 rtt_us;       /* round-trip sample; 0 = none */
+    __u32 srtt_us;      /* smoothed round-trip time (RFC 6298) */
+    __u32 rttvar_us;    /* its variation */
+    __u32 waited_us;    /* part of the round trip spent behind the peer's own data */
+    __u32 reordering_extent; /* vtl_tx.reordering_extent */
+    __u32 reordered_q16;     /* vtl_tx.reordered_q16 */
     __u32 marks;             /* packets that the path has marked (ECN) so far, modulo 2^16 */
     __u32 app_limited;       /* the sample says more about the application than about the path */
     __u32 initial;           /* packets, the initial window; 0 = vtl_bbr_initial */
@@ -168,13 +171,14 @@ VTL_INLINE __u32 vtl_bbr_initial(__u32 rtt_us) {
 /* Initialises the model. `srtt_us`: the round trip of the handshake, 0 if unknown. */
 VTL_INLINE void vtl_bbr_start(struct vtl_bbr *b, __u64 now, __u32 srtt_us) {
     if (!b->floor_q16)
-        b->floor_q16 = VTL_BBR_LOSS_MAX;
+        b->floor_q16 = VTL_BBR_LOSS_ASSUMED;
     /* The first data samples may include a queue, but serialisation, too: allow an eighth. */
     b->min_rtt_us = srtt_us + srtt_us / 8;
     b->min_rtt_ns_at = now;
     b->probe_rtt_end_ns = now;
 }
 
+/* Pacing gain of the present mode and phase, in 256ths. */
 VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
     switch (b->mode) {
     case VTL_BBR_STARTUP:
@@ -231,6 +235,7 @@ VTL_INLINE int vtl_bbr_drained(struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
     return a->in_flight <= (bdp > VTL_BBR_MIN_CWND ? bdp : VTL_BBR_MIN_CWND);
 }
 
+/* Enters a phase of PROBE_BW. */
 VTL_INLINE void vtl_bbr_enter(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u32 phase) {
     b->mode = VTL_BBR_PROBE_BW;
     b->phase = phase;
@@ -239,6 +244,7 @@ VTL_INLINE void vtl_bbr_enter(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u32 ph
     b->phase_round = b->rounds;
 }
 
+/* Enters DRAIN. */
 VTL_INLINE void vtl_bbr_drain(struct vtl_bbr *b) {
     b->mode = VTL_BBR_DRAIN;
     b->phase_round = b->rounds;
@@ -286,6 +292,7 @@ VTL_INLINE void vtl_bbr_epoch(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u64 mo
     b->k_ms = vtl_cube_root((most - from) * 2500000000ull);
 }
 
+/* Starts to compete with a flow that fills the queue: CUBIC's window from now on. */
 VTL_INLINE void vtl_bbr_compete(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     b->competing = 1;
     b->busy = VTL_BBR_GONE;
@@ -421,7 +428,7 @@ VTL_GLOBAL int vtl_bbr_floor(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
 VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
     __u32 most = b->floor_q16 + b->floor_q16 / 8 + 256;
     __u32 loss = b->loss_q16 < most ? b->loss_q16 : most;
-    return loss < VTL_BBR_LOSS_MOST ? loss : VTL_BBR_LOSS_MOST;
+    return loss < VTL_BBR_LOSS_MAX ? loss : VTL_BBR_LOSS_MAX;
 }
 
 /*
@@ -446,7 +453,7 @@ VTL_GLOBAL int vtl_bbr_losses(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u32 se
     else
         b->loss_q16 -= b->loss_q16 / 16;
     /* Hardly random loss: the minimum round trip may include a queue, so probe it. */
-    if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_MAX && b->mode == VTL_BBR_PROBE_BW &&
+    if (b->loss_q16 > b->floor_q16 + VTL_BBR_LOSS_ASSUMED && b->mode == VTL_BBR_PROBE_BW &&
         !b->competing && a->now - b->probe_rtt_end_ns > VTL_BBR_MIN_RTT_NS / 2)
         vtl_bbr_probe(b, a);
     b->round_sent += sent;
@@ -517,6 +524,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     return 0;
 }
 
+/* Takes a sample of the delivery rate into the maximum filter. */
 VTL_INLINE void vtl_bbr_rate(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->mode == VTL_BBR_PROBE_RTT)
         return;
@@ -531,6 +539,7 @@ VTL_INLINE void vtl_bbr_rate(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         b->bw = bw;
 }
 
+/* Takes a round-trip sample into the minimum filter, and enters PROBE_RTT when that is due. */
 VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!a->rtt_us)
         return;
@@ -551,6 +560,7 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (shorter || (near && a->now - b->probe_rtt_end_ns < trust)) {
         b->min_rtt_ns_at = a->now;
     } else if (b->mode == VTL_BBR_PROBE_BW &&
+               /* In competition every 2^33 ns (8.6 s) of the clock, at the same time as others. */
                (expired || (b->competing && !near && a->now >> 33 != b->phase_ns >> 33))) {
         vtl_bbr_probe(b, a);
     }
@@ -641,6 +651,7 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u64 off = ms > b->k_ms ? ms - b->k_ms : b->k_ms - ms;
     if (off > 60000)
         off = 60000;
+    /* 0.4 packets for the cube of each second */
     __u64 cube = off * off * off / 1000 * 2 / 5000000;
     __u64 window = ms > b->k_ms ? b->most + cube : b->most > cube ? b->most - cube : 0;
     /* Only while the window is the limit. */
@@ -649,6 +660,7 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     return b->window;
 }
 
+/* Notes ECN marks of this round. */
 VTL_INLINE void vtl_bbr_marks(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if ((__s16)(a->marks - b->marks) <= 0)
         return;
@@ -663,7 +675,7 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     /* STARTUP sends at least the initial window per round trip until it has filled the path: the
      * first samples may be limited by the application. */
     __u64 bw = b->bw;
-    __u32 rtt = b->min_rtt_us ? b->min_rtt_us : 100000;
+    __u32 rtt = b->min_rtt_us ? b->min_rtt_us : VTL_BBR_UNKNOWN_RTT_US;
     __u32 window = a->initial ? a->initial : vtl_bbr_initial(rtt);
     __u32 least = window < VTL_BBR_INITIAL_CWND ? window : VTL_BBR_INITIAL_CWND;
     __u64 initial = (__u64)window * 1024 * 1000000 / rtt;
@@ -687,6 +699,7 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
             cwnd = b->window;
     } else if (b->competing) {
         cwnd = vtl_bbr_cubic(b, a);
+        /* 1.25 windows per round trip, in packets per 1,024 s */
         pace = cwnd * 1280 * 1000000 / own;
     } else {
         pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * vtl_bbr_gain(b) / 256;

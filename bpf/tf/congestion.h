@@ -23,13 +23,13 @@ enum vtl_cc_what { VTL_CC_NOTHING, VTL_CC_LOSS, VTL_CC_MARK, VTL_CC_TIMEOUT };
 
 /* Written by the listener, before the first packet by egress. */
 struct vtl_cc {
-    __u64 ssthresh; /* slow start threshold (RFC 5681), packets */
-    __u64 credit;   /* fraction of the window's next packet, in the unit of each */
-    __u64 lost;     /* tx.lost_total at the latest check */
-    __u32 recover;  /* xid of the first transmission after the latest congestion event */
-    __u32 marks;    /* vtl_hdr.aux: packets marked by the path */
-    __u32 timeout;  /* 1 if the retransmission timer had fired before this acknowledgement */
-    __u32 min_rtt_us;
+    __u64 ssthresh;   /* slow start threshold (RFC 5681), packets */
+    __u64 credit;     /* fraction of the window's next packet, in a unit of the algorithm's own */
+    __u64 lost;       /* tx.lost_total at the latest check */
+    __u32 recover;    /* xid of the first transmission after the latest congestion event */
+    __u32 marks;      /* vtl_hdr.aux: packets marked by the path */
+    __u32 timeout;    /* 1 if the retransmission timer had fired before this acknowledgement */
+    __u32 min_rtt_us; /* Hybla: minimum round-trip time; 0: none yet */
     /* CUBIC. RFC 9438, 4.1.2; windows in 1,024ths of a packet */
     __u64 w_max;    /* window at the latest congestion event */
     __u64 epoch_ns; /* start of congestion avoidance; 0: not begun since */

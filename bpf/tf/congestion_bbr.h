@@ -13,7 +13,7 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o, struct vtl_bbr *b) {
     if (tx->next)
         return;
     if (!b->floor_q16)
-        b->floor_q16 = VTL_BBR_LOSS_MAX;
+        b->floor_q16 = VTL_BBR_LOSS_ASSUMED;
     if (tx->acks)
         return;
     vtl_bbr_start(b, o->now, tx->srtt_us);

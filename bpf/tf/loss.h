@@ -27,8 +27,8 @@ VTL_INLINE void vtl_loss_undo(struct vtl_session *s, __u32 packets) {
 }
 
 /* Marks seq as lost if its latest transmission was overtaken by the threshold, or at all and two
- * round-trip times ago. Returns false if later packets that were sent once need no check.
- * `end_xid`: from vtl_loss_end. */
+ * round-trip times ago. Returns whether it is lost; if not, no later packet that was transmitted
+ * once is. `end_xid`: from vtl_loss_end. */
 VTL_GLOBAL int vtl_loss_check(struct vtl_session *s, __u64 now, __u64 seq, __u32 end_xid) {
     struct vtl_sent *sent = s ? vtl_env_sent(s, seq) : 0;
     if (!sent)
@@ -84,10 +84,11 @@ VTL_GLOBAL int vtl_loss_reordered(struct vtl_session *s, __u32 overtaken) {
     return 0;
 }
 
+/* listener: updates acked_xid, and adapts the reordering thresholds. */
 VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
     struct vtl_tx *tx = &a->s->tx;
     __u32 xid = vtl_swap32(a->hdr->echo_xid);
-    __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies);
+    __u32 dups = vtl_swap32(a->hdr->dups) - VTL_LOAD(tx->copies_done);
     /* Spurious retransmissions come with reordering, the network's own duplicates are few: grow
      * slowly. */
     if ((__s32)(dups - tx->dups) > 0) {
@@ -105,7 +106,9 @@ VTL_INLINE void tf_loss_reordering(struct vtl_ackd *a) {
         vtl_loss_reordered(a->s, newer < 0 ? tx->acked_xid - xid : 0);
 }
 
-/* `early`: use vtl_loss_end; for grafts in which it costs a spurious retransmission at most. */
+/* listener: after tf_loss_reordering: marks lost packets in the part of the window that the
+ * acknowledgement describes. `early`: early retransmit (vtl_loss_end), for grafts in which a wrong
+ * guess costs a spurious retransmission at most. */
 VTL_INLINE void tf_loss_selective(struct vtl_ackd *a, const int early) {
     VTL_TF(loss, 0);
     struct vtl_session *s = a->s;

@@ -9,6 +9,7 @@
 
 #include "vtl/tf.h"
 
+/* egress: once a packet is chosen. */
 VTL_INLINE void tf_number(struct vtl_out *o) {
     VTL_TF(number, 0);
     struct vtl_session *s = o->s;

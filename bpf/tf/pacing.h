@@ -9,7 +9,7 @@
 
 #include "vtl/tf.h"
 
-/* Before the choice of a packet. */
+/* egress: before the choice of a packet. */
 VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
     VTL_TF(pacing, 0);
     struct vtl_tx *tx = &o->s->tx;
@@ -19,7 +19,7 @@ VTL_INLINE enum vtl_verdict tf_pace_wait(struct vtl_out *o) {
     return VTL_STOP;
 }
 
-/* After a packet was made. */
+/* egress: after a packet was made. */
 VTL_INLINE void tf_pace_charge(struct vtl_out *o) {
     struct vtl_tx *tx = &o->s->tx;
     __u64 from = tx->pace_ns, burst = tx->srtt_us * (VTL_NS_PER_US / 16);

@@ -18,9 +18,10 @@
 #include "window.h"
 
 enum {
-    VTL_PARTIAL_WINDOW = 4096,    /* maximum of packets outstanding, */
-    VTL_PARTIAL_MOST = 4096 - 64, /* in whole words of the bitmap: less one */
-    VTL_BUDGET_MOST = 64,         /* maximum of packets given up in a window of the budget */
+    VTL_PARTIAL_WINDOW = 4096, /* packets for which it is recorded whether they were given up */
+    VTL_PARTIAL_MOST = VTL_PARTIAL_WINDOW - 64, /* maximum of packets outstanding: they may begin
+                                                 * and end within a word of the bitmap */
+    VTL_BUDGET_MOST = 64, /* maximum of packets given up in a window of the budget */
     VTL_PARTIAL_WORDS = VTL_PARTIAL_WINDOW / 64,
 };
 
@@ -39,8 +40,7 @@ struct vtl_budget {
     __u64 given[VTL_BUDGET_MOST];
 };
 
-/* ---------------------------------------------------------------------------------------- egress
- */
+/* ------------------------------------------------------------------------------------- egress */
 
 /* After the choice, before the header is sealed: writes the floor. */
 VTL_INLINE void tf_partial_tell(struct vtl_out *o, struct vtl_partial *p) {
@@ -85,8 +85,7 @@ VTL_INLINE int vtl_partial_can_send(struct vtl_session *s, struct vtl_partial *p
     return vtl_can_send(s) || VTL_LOAD(p->floor) > p->told;
 }
 
-/* -------------------------------------------------------------------------------------- listener
- */
+/* ----------------------------------------------------------------------------------- listener */
 
 /* Forgets packets given up below the peer's cum, which it has skipped. */
 VTL_INLINE void vtl_partial_sweep(struct vtl_ackd *a, struct vtl_partial *p) {
@@ -195,8 +194,9 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     }
 }
 
-/* After loss detection: see above. `window` packets have a budget of `most`; packets first sent
- * less than `lifetime_ms` ago are retransmitted rather than given up (0: given up at once). */
+/* listener, after loss detection: gives up lost packets within the budget, `most` of `window`
+ * packets. Packets first sent less than `lifetime_ms` ago are retransmitted rather than given up
+ * (0: given up at once). */
 VTL_INLINE void tf_partial_budget(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
                                   __u32 most, __u32 window, __u32 lifetime_ms) {
     vtl_partial_sweep(a, p);
@@ -204,6 +204,7 @@ VTL_INLINE void tf_partial_budget(struct vtl_ackd *a, struct vtl_partial *p, str
     vtl_partial_settle(a, p);
 }
 
+/* listener, after loss detection: gives up all lost packets. */
 VTL_INLINE void tf_partial_all(struct vtl_ackd *a, struct vtl_partial *p) {
     vtl_partial_sweep(a, p);
     vtl_partial_give_up(a, p, 0, 0, 0, 0);

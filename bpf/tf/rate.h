@@ -6,7 +6,8 @@
 #include "pacing.h"
 #include "vtl/headers.h"
 
-/* egress: before tf_pace_wait. Bits on the wire, headers included; 0 kbit/s: no limit. */
+/* egress: before tf_pace_wait. Bits of full packets with VTL's and IPv4's headers; 0 kbit/s: no
+ * limit. */
 VTL_INLINE void tf_rate_limit(struct vtl_out *o, __u32 kbit) {
     VTL_TF(rate, 0);
     const __u32 headers = sizeof(struct iphdr) + sizeof(struct vtl_data_hdr);

@@ -30,8 +30,8 @@ VTL_INLINE __u64 vtl_rx_limit(struct vtl_session *s) {
     return vtl_rx_known_limit(s);
 }
 
-/* Checks for room and duplicates. Runs before the payload is copied, so that a duplicate never
- * overwrites data that the app may be reading. */
+/* ingress: checks for room and duplicates. Runs before the payload is copied, so that a duplicate
+ * never overwrites data that the app may be reading. */
 VTL_INLINE enum vtl_verdict tf_receive_admit(struct vtl_in *in) {
     VTL_TF(receive, VTL_S_ORDERED | VTL_S_FLOW_CONTROL);
     struct vtl_session *s = in->s;
@@ -126,7 +126,7 @@ VTL_GLOBAL int vtl_rx_behind_gap(struct vtl_session *s, int fence) {
     return 0;
 }
 
-/* Accepts the verified packet in its slot. */
+/* ingress: accepts the verified packet in its slot. */
 VTL_INLINE void tf_receive_place(struct vtl_in *in) {
     if (in->type == VTL_PROBE || !vtl_rx_take(in))
         return;

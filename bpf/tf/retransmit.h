@@ -78,8 +78,8 @@ VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
  * transfer.
  */
 VTL_INLINE void vtl_schedule_copy(struct vtl_session *s, __u64 seq) {
-    if (s->tx.copied - s->tx.copies < VTL_TX_COPIES)
-        s->tx.copy[s->tx.copied++ & (VTL_TX_COPIES - 1)] = seq;
+    if (s->tx.copies_scheduled - s->tx.copies_done < VTL_TX_COPIES)
+        s->tx.copy[s->tx.copies_scheduled++ & (VTL_TX_COPIES - 1)] = seq;
 }
 
 /* Whether the path has room for copies: not if most of a round trip is a queue of ours that has
@@ -100,16 +100,17 @@ VTL_INLINE int vtl_is_tail_copy_due(struct vtl_out *o, const __u32 *loss_q16) {
     struct vtl_tx *tx = &o->s->tx;
     if (*loss_q16 < VTL_COPY_LOSS || 2 * (tx->next - VTL_LOAD(tx->una)) >= o->s->slots)
         return 0;
-    struct vtl_sent *latest = vtl_env_sent(o->s, tx->copy[(tx->copied - 1) % VTL_TX_COPIES]);
+    struct vtl_sent *latest =
+        vtl_env_sent(o->s, tx->copy[(tx->copies_scheduled - 1) % VTL_TX_COPIES]);
     return latest && o->now - latest->sent_ns >= VTL_NS_PER_US * tx->srtt_us / 2;
 }
 
 /* Takes the first scheduled second copy that is not acknowledged; VTL_NEVER if there is none. */
 VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
     for (int i = 0; i < VTL_TX_COPIES; i++) {
-        if (s->tx.copies == s->tx.copied)
+        if (s->tx.copies_done == s->tx.copies_scheduled)
             break;
-        __u64 seq = s->tx.copy[s->tx.copies++ & (VTL_TX_COPIES - 1)];
+        __u64 seq = s->tx.copy[s->tx.copies_done++ & (VTL_TX_COPIES - 1)];
         if (seq >= una)
             return seq;
     }
@@ -132,12 +133,14 @@ VTL_INLINE int vtl_read_end(struct vtl_out *o) {
     return 1;
 }
 
+/* Makes the packet a retransmission of `seq`. */
 VTL_INLINE void vtl_retransmit(struct vtl_out *o, __u64 seq) {
     o->seq = seq;
     o->type = VTL_DATA;
     o->flags = VTL_F_RETRANSMIT | VTL_F_ACK_NOW;
 }
 
+/* Makes the packet a PROBE, which carries no data. */
 VTL_INLINE void vtl_probe(struct vtl_out *o) {
     o->seq = o->s->tx.next;
     o->type = VTL_PROBE;
@@ -145,8 +148,8 @@ VTL_INLINE void vtl_probe(struct vtl_out *o) {
 }
 
 /* Chooses a packet within the congestion window: a lost one, if `repeat`; a second copy, if
- * `copies`, which is the loss rate of VTL_COPY_LOSS (NULL: no copies); or a new one. */
-VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const __u32 *copies) {
+ * `eager` (vtl_choose); or a new one. */
+VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const __u32 *eager) {
     struct vtl_session *s = o->s;
     struct vtl_tx *tx = &s->tx;
     __u64 in_flight = vtl_in_flight(s);
@@ -155,13 +158,13 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
     if (repeat && VTL_LOAD(tx->lost_pending)) {
         __u64 seq = vtl_take_lost(s);
         if (seq != VTL_NEVER && seq >= VTL_LOAD(tx->una) && seq < tx->next) {
-            if (copies && tx->next >= o->end && vtl_has_room(s))
+            if (eager && tx->next >= o->end && vtl_has_room(s))
                 vtl_schedule_copy(s, seq);
             vtl_retransmit(o, seq);
             return VTL_NEXT;
         }
     }
-    if (copies && tx->copies != tx->copied) {
+    if (eager && tx->copies_done != tx->copies_scheduled) {
         __u64 seq = vtl_take_copy(s, VTL_LOAD(tx->una));
         if (seq != VTL_NEVER && seq < tx->next) {
             tx->abandoned++; /* the first copy: only one of them counts as delivered */
@@ -170,14 +173,14 @@ VTL_INLINE enum vtl_verdict vtl_next(struct vtl_out *o, const int repeat, const 
         }
     }
     if (tx->next < o->end && tx->next < VTL_LOAD(tx->limit)) {
-        if (copies && tx->next + 1 == o->end && vtl_is_tail_copy_due(o, copies))
+        if (eager && tx->next + 1 == o->end && vtl_is_tail_copy_due(o, eager))
             vtl_schedule_copy(s, tx->next);
         o->seq = tx->next;
         o->type = VTL_DATA;
         o->flags = 0;
         return VTL_NEXT;
     }
-    tx->app_limited = tx->delivered + in_flight + !in_flight; /* application-limited */
+    tx->app_limited = tx->delivered + in_flight + !in_flight;
     return VTL_STOP;
 }
 
@@ -236,7 +239,7 @@ VTL_INLINE int vtl_can_send(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (!ctl || vtl_in_flight(s) >= VTL_LOAD(s->tx.cwnd))
         return 0;
-    if (VTL_LOAD(s->tx.lost_pending) || s->tx.copies != s->tx.copied)
+    if (VTL_LOAD(s->tx.lost_pending) || s->tx.copies_done != s->tx.copies_scheduled)
         return 1;
     __u64 end = vtl_written_end(s, ctl, VTL_LOAD(s->tx.una));
     return s->tx.next < end && s->tx.next < VTL_LOAD(s->tx.limit);

@@ -38,6 +38,7 @@ VTL_INLINE int vtl_meter_count(struct vtl_ackd *a) {
     return a->sent > 2 && a->arrived < (a->sent + 1) / 2;
 }
 
+/* Takes a round-trip sample into the meter's minimum filter. */
 VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
     struct vtl_meter *m = &a->s->tx.meter;
     if (m->min_rtt_us && rtt_us > m->min_rtt_us &&
@@ -47,6 +48,8 @@ VTL_INLINE void vtl_meter_rtt(struct vtl_ackd *a, __u32 rtt_us) {
     m->min_rtt_ns = a->now;
 }
 
+/* listener: after tf_ack_cumulative and loss detection (acked_xid): updates the meter, and samples
+ * the round-trip time. */
 VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     VTL_TF(rtt, 0);
     struct vtl_tx *tx = &a->s->tx;
@@ -76,7 +79,8 @@ VTL_INLINE void tf_rtt(struct vtl_ackd *a) {
     tx->srtt_us = (7ull * tx->srtt_us + rtt + 7) / 8;
 }
 
-/* `min_rtt_us`: congestion control's minimum round-trip time; 0: none, all samples count. */
+/* listener: after tf_rtt: samples the delivery rate, and counts the packets in flight.
+ * `min_rtt_us`: congestion control's minimum round-trip time; 0: none, all samples count. */
 VTL_INLINE void tf_delivery_rate(struct vtl_ackd *a, __u32 min_rtt_us) {
     struct vtl_session *s = a->s;
     struct vtl_tx *tx = &s->tx;

@@ -34,6 +34,7 @@ VTL_INLINE int vtl_unordered_room(struct vtl_session *s, struct vtl_unordered *u
     return u->placed - u->consumer < s->slots;
 }
 
+/* ingress: instead of tf_receive_admit. */
 VTL_INLINE enum vtl_verdict tf_unordered_admit(struct vtl_in *in, struct vtl_unordered *u) {
     struct vtl_session *s = in->s;
     if (in->type == VTL_PROBE)
@@ -48,7 +49,7 @@ VTL_INLINE enum vtl_verdict tf_unordered_admit(struct vtl_in *in, struct vtl_uno
     return VTL_STOP;
 }
 
-/* Publishes the packet. */
+/* ingress: publishes the packet. */
 VTL_INLINE void tf_unordered_place(struct vtl_in *in, struct vtl_unordered *u) {
     VTL_TF(unordered, 0);
     struct vtl_rx *rx = &in->s->rx;

@@ -46,7 +46,7 @@ fn main() {
     .unwrap();
 }
 
-/// What a graft compiles against outside of this tree, by the name that it is included under.
+/// Headers for compiling a graft outside of this tree, by include name.
 fn headers(bpf: &Path) -> Vec<(String, PathBuf)> {
     let native = bpf.join("../crates/vtl-sim/native");
     println!("cargo::rerun-if-changed={}", native.display());

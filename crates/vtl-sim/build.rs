@@ -14,7 +14,7 @@ fn main() {
     println!("cargo::rerun-if-changed={}", native.display());
     println!("cargo::rerun-if-changed={}", bpf.display());
 
-    let out = std::path::PathBuf::from(env::var("OUT_DIR").unwrap());
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap());
     let mut build = cc::Build::new();
     for source in grafts(&bpf, &out) {
         build.file(source);

@@ -14,7 +14,10 @@
 
 #include "vtl/hooker.h"
 
-enum { SOCK_STREAM = 1 };
+enum {
+    SOCK_STREAM = 1,
+    LOOPBACK4 = 0x7f000001, /* 127.0.0.1, host order */
+};
 
 /* Captured sockets: the application's destination, in its socket's storage. */
 struct {
@@ -100,7 +103,7 @@ static __always_inline int is_mapped(const __u32 w[4]) {
     return w[0] == 0 && w[1] == 0 && w[2] == bpf_htonl(0xffff);
 }
 
-/* 1 for this network, loopback, multicast, broadcast. */
+/* 1 for this network (0/8), loopback, multicast, and 240/4 with broadcast. */
 static __always_inline int stays_local4(__be32 addr) {
     __u32 top = bpf_ntohl(addr) >> 24;
     return top == 0 || top == 127 || top >= 224;
@@ -177,7 +180,7 @@ static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 wish) 
 
 /* 1 if captured already: by programs of a descendant cgroup, or of another kind. */
 static __always_inline int is_taken4(struct bpf_sock_addr *ctx) {
-    return ctx->user_ip4 == bpf_htonl(0x7f000001) &&
+    return ctx->user_ip4 == bpf_htonl(LOOPBACK4) &&
            ctx->user_port == bpf_htons(config.capture_port4);
 }
 
@@ -185,7 +188,7 @@ static __always_inline int is_taken6(const struct vtl_endpoint *dest) {
     const __u32 *w = (const __u32 *)dest->addr;
 
     if (is_mapped(w))
-        return w[3] == bpf_htonl(0x7f000001) && dest->port == bpf_htons(config.capture_port4);
+        return w[3] == bpf_htonl(LOOPBACK4) && dest->port == bpf_htons(config.capture_port4);
     return (w[0] | w[1] | w[2]) == 0 && w[3] == bpf_htonl(1) &&
            dest->port == bpf_htons(config.capture_port6);
 }
@@ -228,14 +231,14 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     return 1;
 }
 
-/* Redirects a connect to vtld, which stores its destination `dest` and `wish`. 0: not captured,
- * left unchanged. */
+/* Redirects a connect to vtld, and stores its destination `dest` and `wish` with the socket. 0: not
+ * captured, left unchanged. */
 static __always_inline int take4(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
                                  __u32 wish) {
     if (!is_candidate(ctx) || !config.capture_port4 || stays_local4(ctx->user_ip4) ||
         !capture(ctx, dest, wish))
         return 0;
-    ctx->user_ip4 = bpf_htonl(0x7f000001);
+    ctx->user_ip4 = bpf_htonl(LOOPBACK4);
     ctx->user_port = bpf_htons(config.capture_port4);
     return 1;
 }
@@ -251,7 +254,7 @@ static __always_inline int take6(struct bpf_sock_addr *ctx, const struct vtl_end
     if (is_mapped(to)) {
         port = stays_local4(to[3]) ? 0 : config.capture_port4;
         w[2] = to[2];
-        last = bpf_htonl(0x7f000001);
+        last = bpf_htonl(LOOPBACK4);
     } else {
         port = stays_local6(to) ? 0 : config.capture_port6;
         last = bpf_htonl(1);

@@ -89,7 +89,7 @@ VTL_GLOBAL int vtl_mark_app_limited(struct vtl_session *s) {
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     __u64 in_flight = vtl_in_flight(s);
     if (ctl && VTL_LOAD(ctl->producer) == tx->next && in_flight < VTL_LOAD(tx->cwnd) &&
-        !VTL_LOAD(tx->lost_pending) && tx->copies == tx->copied)
+        !VTL_LOAD(tx->lost_pending) && tx->copies_done == tx->copies_scheduled)
         tx->app_limited = tx->delivered + in_flight + !in_flight;
     return 0;
 }
@@ -287,8 +287,9 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
     return in->slot ? VTL_NEXT : VTL_STOP;
 }
 
-/* Notifies vtld of new sends or room that it waits for, after an acknowledgement. `sooner`:
- * egress's timeout is now shorter than the one it waits for. */
+/* After an acknowledgement: notifies the pump if it sleeps and the session may send again, and the
+ * app if it waits for room and there is enough. `sooner`: egress's timeout is now shorter than the
+ * one that the pump waits for. */
 VTL_INLINE void vtl_wake_sender(struct vtl_session *s, int sooner) {
     __u32 what = 0;
     if (VTL_LOAD(s->tx.idle) && (sooner || graft_can_send(s)) &&

@@ -6,6 +6,7 @@
 
 #include "tf.h"
 
+/* Sessions, by index (sid). vtl-bpf sets how many. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, VTL_MAX_SESSIONS);
@@ -14,6 +15,8 @@ struct {
     __type(value, struct vtl_session);
 } vtl_sessions SEC(".maps");
 
+/* State of the pump, by shard, and behind the shards an entry for packets over TCP. vtl-bpf sets
+ * how many. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);
@@ -38,6 +41,8 @@ struct vtl_scoreboard_template {
     __uint(value_size, sizeof(struct vtl_sent));
 };
 
+/* Ring directories: the rings and scoreboards of sessions, by vtl_session.ring. vtl-bpf sets how
+ * many, and installs the maps. */
 #define VTL_DIRECTORY(name, template)                                                              \
     struct {                                                                                       \
         __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                  \
@@ -88,11 +93,14 @@ struct {
     __type(value, struct vtl_scratch);
 } vtl_scratch SEC(".maps");
 
+/* This CPU's buffers. */
 VTL_INLINE struct vtl_scratch *vtl_get_scratch(void) {
     __u32 zero = 0;
     return bpf_map_lookup_elem(&vtl_scratch, &zero);
 }
 
+/* Programs of grafts, by gid (egress), or gid * VTL_ROLES + role (ingress): the root programs' tail
+ * calls. */
 #define VTL_PROGRAMS(name, entries)                                                                \
     struct {                                                                                       \
         __uint(type, BPF_MAP_TYPE_PROG_ARRAY);                                                     \
@@ -135,6 +143,7 @@ VTL_INLINE void vtl_end_turn(struct vtl_pump *p, int used) {
         VTL_STORE(p->at, at + 1);
 }
 
+/* Entry `index` of the session's map in a ring directory. */
 VTL_INLINE void *vtl_env_entry(void *directory, struct vtl_session *s, __u32 index) {
     __u32 ring = s->ring;
     void *inner = bpf_map_lookup_elem(directory, &ring);
@@ -180,9 +189,10 @@ VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s) {
 }
 
 /*
- * Whether vtld is to hand on this wake-up of session `sid`. Each wake-up from here is an interrupt,
- * so vtld coalesces them in crowds, many between two naps. A single session is spared the naps,
- * however many wake-ups it has. Writers that wait for room are in no hurry.
+ * Whether vtld is to hand on this wake-up of session `sid`, instead of this program. A wake-up from
+ * here is an interrupt; when several sessions have many (VTL_CROWD), vtld coalesces them: it hands
+ * on all that are pending, then naps. A session that has them alone is spared the naps. Writers
+ * that wait for room are in no hurry, so vtld serves them whenever it is awake.
  */
 VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     if (VTL_LOAD(p->relay) || (!(what & VTL_EV_RECV) && VTL_LOAD(p->awake)))
@@ -200,8 +210,8 @@ VTL_INLINE int vtl_relays(struct vtl_pump *p, __u32 sid, __u32 what) {
     return woken > VTL_CROWD;
 }
 
-/* Sends an event to the session's shard. */
-VTL_INLINE void vtl_env_tell(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
+/* Puts an event into the ring buffer of the session's shard. `flags`: BPF_RB_*. */
+VTL_INLINE void vtl_env_tell_shard(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
     __u32 shard = s->shard;
     void *events = bpf_map_lookup_elem(&vtl_events, &shard);
     if (events)
@@ -209,41 +219,47 @@ VTL_INLINE void vtl_env_tell(struct vtl_session *s, struct vtl_event *event, __u
 }
 
 /* Wakes the session's shard, by an event without a session. */
-VTL_INLINE void vtl_env_wake(struct vtl_session *s) {
+VTL_INLINE void vtl_env_wake_shard(struct vtl_session *s) {
     struct vtl_event event = {};
-    vtl_env_tell(s, &event, BPF_RB_FORCE_WAKEUP);
+    vtl_env_tell_shard(s, &event, BPF_RB_FORCE_WAKEUP);
 }
 
-/* Sends an event to the session's own ring buffer. */
-VTL_INLINE void vtl_env_ring(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
+/* Puts an event into the ring buffer of the session's user. `flags`: BPF_RB_*. */
+VTL_INLINE void vtl_env_tell_user(struct vtl_session *s, struct vtl_event *event, __u64 flags) {
     __u32 ring = s->ring;
     void *wake = bpf_map_lookup_elem(&vtl_wakes, &ring);
     if (wake)
         bpf_ringbuf_output(wake, event, sizeof(*event), flags);
 }
 
-/* Fallback for a frame that cannot be sent: wakes its receiver through a ring buffer. */
+/* Fallback for a frame on the loopback that cannot be sent: wakes its receiver through a ring
+ * buffer. `doorbell`: vtl_rx.doorbell. */
 VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 doorbell) {
     struct vtl_event event = {};
     if (doorbell == 1 + VTL_DOORBELL)
-        vtl_env_ring(s, &event, BPF_RB_FORCE_WAKEUP);
+        vtl_env_tell_user(s, &event, BPF_RB_FORCE_WAKEUP);
     else
-        vtl_env_wake(s);
+        vtl_env_wake_shard(s);
 }
 
+/*
+ * Delivers events: VTL_EV_SEND to the session's shard, the others to the session's user: directly
+ * (ring buffer, or for vtl-flows a frame on the loopback, which ingress sends afterwards:
+ * rx.doorbell), or through its shard, which hands them on (`pending_wakeups`).
+ */
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_pump_of(s->shard);
     __u32 theirs = what & ~VTL_EV_SEND;
     if (theirs == VTL_EV_RECV && s->aware == VTL_DOORBELL && p && VTL_LOAD(p->doorbell)) {
-        vtl_env_ring(s, &event, BPF_RB_NO_WAKEUP);
+        vtl_env_tell_user(s, &event, BPF_RB_NO_WAKEUP);
         s->rx.doorbell = 1 + VTL_DOORBELL;
         event.what &= VTL_EV_SEND;
     } else if (theirs && p && (s->aware == VTL_RELAYED || vtl_relays(p, event.sid, theirs))) {
         if ((__sync_fetch_and_or(&s->pending_wakeups, theirs) & theirs) == theirs)
             event.what &= VTL_EV_SEND; /* already pending at vtld */
     } else if (theirs) {
-        vtl_env_ring(s, &event, 0);
+        vtl_env_tell_user(s, &event, 0);
         event.what &= VTL_EV_SEND;
     }
     if (!event.what)
@@ -254,11 +270,11 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
     __u32 rings = !awake && what == VTL_EV_RECV && p && VTL_LOAD(p->doorbell);
     if (rings)
         s->rx.doorbell = 1 + VTL_DAEMON;
-    vtl_env_tell(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
+    vtl_env_tell_shard(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
         return;
     /* It went to sleep, perhaps before the event was there. */
-    vtl_env_wake(s);
+    vtl_env_wake_shard(s);
 }
 
 #endif

@@ -12,8 +12,8 @@
 #include "parse.h"
 
 enum {
-    VTL_TC_NEXT = -1, /* TCX_NEXT: not ours */
-    VTL_TC_DROP = 2,  /* TCX_DROP. tcx knows no TC_ACT_STOLEN: it would pass the packet on */
+    VTL_TC_NEXT = TC_ACT_UNSPEC, /* not ours */
+    VTL_TC_DROP = TC_ACT_SHOT,   /* also for consumed packets: tcx passes TC_ACT_STOLEN on */
 };
 
 struct vtl_frame {
@@ -102,10 +102,10 @@ VTL_INLINE long vtl_frame_gather(struct vtl_frame f) {
 
 /* Cuts the frame to `length` bytes, or (tcx only, since it fails on veth under XDP) extends it. */
 VTL_INLINE long vtl_frame_resize(struct vtl_frame f, __u32 length) {
-    __u32 is = vtl_frame_length(f);
+    __u32 present = vtl_frame_length(f);
     if (!f.xdp)
-        return length != is && bpf_skb_change_tail(f.ctx, length, 0);
-    int grow = (int)length - (int)is;
+        return length != present && bpf_skb_change_tail(f.ctx, length, 0);
+    int grow = (int)length - (int)present;
     return grow > 0 || (grow && bpf_xdp_adjust_tail(f.ctx, grow));
 }
 
@@ -114,12 +114,12 @@ VTL_INLINE long vtl_frame_fit(struct vtl_frame f, __u32 fixed, __u32 *words) {
     if (!f.xdp)
         return bpf_skb_change_tail(f.ctx, fixed + *words * 8, 0);
     /* By a helper: cheaper to verify than a difference of pointers. */
-    __u32 is = bpf_xdp_get_buff_len(f.ctx);
-    if (is < fixed)
+    __u32 present = bpf_xdp_get_buff_len(f.ctx);
+    if (present < fixed)
         return -1;
-    if (*words > (is - fixed) / 8)
-        *words = (is - fixed) / 8;
-    return bpf_xdp_adjust_tail(f.ctx, (int)(fixed + *words * 8) - (int)is);
+    if (*words > (present - fixed) / 8)
+        *words = (present - fixed) / 8;
+    return bpf_xdp_adjust_tail(f.ctx, (int)(fixed + *words * 8) - (int)present);
 }
 
 /* XDP: moves Ethernet and IP headers over the VTL_UDP_HEADER bytes behind them, or, with a negative

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The programs of a graft, around a composition. A graft defines the following, then includes this
- * file:
+ * The programs of a graft, around a composition: VTL_GRAFT(...), its description (tf.h), and the
+ * following functions, which compose.h makes of transport functions before it includes this file.
+ * A graft that composes by hand defines them itself:
  *
- *   VTL_GRAFT(...)                                      description: see tf.h
  *   enum vtl_verdict graft_egress(struct vtl_out *);    choose one packet and make its header
  *   void graft_seal(struct vtl_out *);                  once the payload is in the packet
  *   enum vtl_verdict graft_admit(struct vtl_in *);      before the payload is copied to its slot
@@ -63,6 +63,7 @@ VTL_INLINE __u64 vtl_frame_put(struct vtl_frame f, struct vtl_slot *slot, __u32 
     return f.xdp ? vtl_xdp_put(f.ctx, slot, offset, len) : vtl_tc_put(f.ctx, slot, offset, len);
 }
 
+/* Copies the payload at `offset` of the frame into a slot. Returns its sum. */
 VTL_INLINE __u64 vtl_frame_take(struct vtl_frame f, struct vtl_slot *slot, __u32 offset,
                                 __u32 len) {
     return f.xdp ? vtl_xdp_take(f.ctx, slot, offset, len) : vtl_tc_take(f.ctx, slot, offset, len);
@@ -77,7 +78,7 @@ VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
 
 /* ------------------------------------------------------------------------------------- egress */
 
-/* Makes the frame a packet; 0: success. `ip`: length of Ethernet and IP header. */
+/* Writes the packet of `o` into the frame; 0: success. `ip`: length of Ethernet and IP header. */
 VTL_INLINE int vtl_emit_at(struct vtl_frame f, struct vtl_out *o, int ip) {
     __be16 port = VTL_LOAD(o->s->port);
     __u32 offset = ip + vtl_udp_room(port);
@@ -181,23 +182,24 @@ VTL_GLOBAL int vtl_xdp_answer(struct xdp_md *ctx, struct vtl_session *s, __u32 i
     return vtl_answer_at(vtl_frame_xdp(ctx), s, ip);
 }
 
-/* Wakes vtld if rx.doorbell is set, by a copy of the packet to its packet socket on the loopback,
- * whose mark is the shard. A global function, called unconditionally: a branch would double the
- * paths to verify. */
+/* Wakes vtl-flows or the session's shard, whichever rx.doorbell names, by a copy of the packet to
+ * its packet socket on the loopback. The copy's EtherType tells the two apart, its mark is the
+ * shard's number. A global function, called unconditionally: a branch would double the paths to
+ * verify. */
 VTL_GLOBAL int vtl_tc_ring_doorbell(struct __sk_buff *ctx, struct vtl_session *s) {
-    const __u32 at = offsetof(struct ethhdr, h_proto), loopback = 1;
+    const __u32 at = offsetof(struct ethhdr, h_proto);
     if (!s || !s->rx.doorbell)
         return 0;
     __u32 whose = s->rx.doorbell;
     s->rx.doorbell = 0;
-    __be16 is = ctx->protocol;
+    __be16 protocol = ctx->protocol;
     __be16 type =
         vtl_swap16(whose == 1 + VTL_DOORBELL ? VTL_FLOWS_ETHERTYPE : VTL_DOORBELL_ETHERTYPE);
     __u32 mark = ctx->mark;
     ctx->mark = s->shard;
     int failed = bpf_skb_store_bytes(ctx, at, &type, sizeof(type), 0) ||
-                 bpf_clone_redirect(ctx, loopback, 0);
-    bpf_skb_store_bytes(ctx, at, &is, sizeof(is), 0);
+                 bpf_clone_redirect(ctx, VTL_LOOPBACK_IFINDEX, 0);
+    bpf_skb_store_bytes(ctx, at, &protocol, sizeof(protocol), 0);
     ctx->mark = mark;
     if (failed)
         vtl_env_wake_for(s, whose);
@@ -205,7 +207,7 @@ VTL_GLOBAL int vtl_tc_ring_doorbell(struct __sk_buff *ctx, struct vtl_session *s
 }
 
 /* Sends the packet's wake-up, if any. */
-VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
+VTL_INLINE void vtl_ring_doorbell(struct vtl_frame f, struct vtl_session *s) {
     if (!f.xdp) {
         vtl_tc_ring_doorbell(f.ctx, s);
         return;
@@ -217,6 +219,8 @@ VTL_INLINE void vtl_ring_bell(struct vtl_frame f, struct vtl_session *s) {
     }
 }
 
+/* Processes a DATA or PROBE packet whose VTL header begins at `offset`, and answers it with an
+ * acknowledgement if the graft asks for one. */
 VTL_INLINE int vtl_ingress_at(struct vtl_frame f, int offset) {
     if (vtl_frame_gather(f))
         return vtl_frame_drop(f);
@@ -241,7 +245,7 @@ VTL_INLINE int vtl_ingress_at(struct vtl_frame f, int offset) {
             in.sum = vtl_frame_take(f, in.slot, offset + sizeof(hdr), in.len);
         v = graft_ingress(&in);
     }
-    vtl_ring_bell(f, s);
+    vtl_ring_doorbell(f, s);
     if (v == VTL_SEND)
         verdict = f.xdp ? vtl_xdp_answer(f.ctx, s, offset) : vtl_tc_answer(f.ctx, s, offset);
     VTL_UNLOCK(s->rx.lock);

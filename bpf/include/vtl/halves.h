@@ -5,7 +5,7 @@
  * receiver reassembles in the packet's slot. Transport functions see one packet. Only for reliable
  * ordered grafts: the others give up packets that do not get through, and need `aux`.
  *
- * Rare, so all of it is in global functions: other packets pay for two comparisons.
+ * Rare, so the copying is in global functions: other packets pay for two comparisons.
  */
 #ifndef VTL_HALVES_H
 #define VTL_HALVES_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT) */
 /*
- * Interface between the Hooker's programs (bpf/hooker.bpf.c) and vtld. Addresses are 16 bytes in
- * network order, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2); ports are in network order.
+ * Interface between the Hooker's programs (bpf/hooker.bpf.c, rules.bpf.c, carrier.bpf.c) and vtld.
+ * Addresses are 16 bytes in network order, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2); ports are in
+ * network order.
  */
 #ifndef VTL_HOOKER_H
 #define VTL_HOOKER_H
@@ -110,7 +111,8 @@ struct vtl_four_tuple {
 struct vtl_captured {
     struct vtl_endpoint dest;  /* destination of the application's connect */
     struct vtl_endpoint local; /* address that getsockname returns; all zero = not known yet */
-    __u32 wish;                /* vtld's number for the carrier that the hook names, 0 = none */
+    __u32 wish;                /* vtld's number for the carrier that the hook or rule names, with
+                                * flags VTL_WISH_*; 0 = none */
     __u32 has_port;            /* 1: the application has bound a port, and sees that one */
 };
 
@@ -121,7 +123,7 @@ struct vtl_syn {
     __u32 mark;               /* SO_MARK of the application's socket */
     __u32 len;                /* bytes in use of `packet` */
     __u32 wish;               /* as in struct vtl_captured */
-    __u8 packet[VTL_SYN_MAX]; /* IP and TCP header, without TCP checksum */
+    __u8 packet[VTL_SYN_MAX]; /* IP and TCP header; the TCP checksum is not complete (offload) */
 };
 
 /* Packets affected, of all packets. */

@@ -66,8 +66,9 @@ struct vtl_slot {
                   * from bit VTL_LANE_SHIFT on: distance back to the predecessor in packets, below
                   * VTL_MAX_WINDOW; 0: none */
     __u64 stamp; /* transmit, grafts with a lifetime: egress, time of the first transmission (ns of
-                  * CLOCK_MONOTONIC). receive, grafts without order: ingress, the packet's number;
-                  * with reliability and order: ingress, which half has arrived */
+                  * CLOCK_MONOTONIC). receive, ingress: the packet's number (grafts without order);
+                  * which half has arrived (with reliability and order: halves.h); number of the
+                  * packet to read at this position (partial order: partial_order.h) */
     __u8 data[VTL_SLOT_DATA];
 };
 
@@ -148,10 +149,10 @@ enum vtl_control_mode {
 struct vtl_meter {
     __u64 received;
     __u64 min_rtt_ns; /* time of the sample in `min_rtt_us` */
-    __u32 min_rtt_us; /* minimum of the last 10 s; 0 = none */
-    __u32 xid;
-    __u32 extra; /* value of vtl_tx.extra */
-    __u32 arrived;
+    __u32 min_rtt_us; /* minimum of the last VTL_MIN_RTT_MS; 0 = none */
+    __u32 xid;        /* highest echoed */
+    __u32 extra;      /* vtl_tx.extra at the latest update */
+    __u32 arrived;    /* duplicates included, modulo 2^32 */
 };
 
 /* Sender state. */
@@ -164,17 +165,18 @@ struct vtl_tx {
     __u64 wake_ns; /* for the pump: 0 = call again at once, ~0 = on an event, else a time */
     __u64 last_sent_ns;
     __u64 abandoned;   /* transmissions given up without being declared lost: after a probe timeout,
-                        * after vtld's liveness probe, for a second copy */
+                        * after vtld's liveness probe, for a second copy; of grafts without
+                        * reliability (datagram.h) all */
     __u64 app_limited; /* `delivered` up to which rate samples are application-limited, 0 = none */
     __u32 xid;         /* of the next transmission */
     __u32 timeouts;    /* probe timeouts since the last acknowledgement; the listener clears it */
     __u32 idle; /* egress sets it; the listener clears it and wakes the pump once there is something
                  * to send */
-    __u32 probe;  /* liveness probe: at once, then at each probe timeout, until an acknowledgement.
-                   * vtld sets 1, egress 2, the listener clears */
-    __u32 scan;   /* word of `lost` where the search continues */
-    __u32 copies; /* second copies of retransmissions that were sent, or not needed any more */
-    __u32 copied; /* second copies scheduled so far: entries of `copy` */
+    __u32 probe; /* liveness probe: at once, then at each probe timeout, until an acknowledgement.
+                  * vtld sets 1, egress 2, the listener clears */
+    __u32 scan;  /* word of `lost` where the search continues */
+    __u32 copies_done;         /* second copies that were sent, or not needed any more */
+    __u32 copies_scheduled;    /* second copies scheduled so far: entries of `copy` */
     __u64 copy[VTL_TX_COPIES]; /* packets to be sent a second time; ring, index modulo its length */
     __u32 egress_lock; /* lock of egress: held by a thread of vtld during a call of the pump, by
                         * direct egress while it makes a packet */
@@ -196,15 +198,17 @@ struct vtl_tx {
     __u64 pacing_gap_ns; /* gap between two packets; 0 = no pacing */
     __u64 calm;          /* `delivered` when a reordering threshold last changed or was confirmed */
     __u32 acked_xid;     /* largest xid acknowledged */
-    __u32 reorder; /* packet threshold: transmissions that must overtake one before it is lost, */
-    __u32 reordering_extent; /* RFC 4737: overtakers of packets that lately arrived late */
-    __u32 reordered_q16;     /* smoothed share of such packets, 65,536 = all */
+    __u32 reorder; /* packet threshold: transmissions that must overtake one before it is lost */
+    __u32 reordering_extent; /* RFC 4737: how many transmissions overtook packets that lately
+                              * arrived late; raises the threshold above `reorder` (loss.h) */
+    __u32 reordered_q16;     /* smoothed share of packets that arrive late, 65,536 = all */
     __u32 dups;              /* vtl_ack_hdr.dups of the latest acknowledgement */
     __u32 srtt_us;           /* RFC 6298 */
     __u32 rttvar_us;
     __u32 lost_pending; /* bits set in `lost`: listener adds, egress subtracts, both atomically */
     __u32 lock;         /* of the listener */
-    __u32 tail;         /* low half: where the search for losses beyond the bitmap continues */
+    __u32 tail;         /* low 32 bits of the packet where the search for losses beyond the bitmap
+                         * continues */
     __u32 mode;         /* enum vtl_control_mode; before the first packet by egress */
     struct vtl_meter meter;
     __u64 own[VTL_TX_OWN]; /* state of this graft's transport functions: see VTL_OWN. Initially
@@ -241,9 +245,12 @@ enum vtl_state {
     VTL_OPEN = 2,
 };
 
+/* Index of the loopback, the same in every network namespace. */
+enum { VTL_LOOPBACK_IFINDEX = 1 };
+
 /* `ifindex` of sessions whose packets vtld carries over TCP: the loopback's, where they reach
  * nobody. */
-enum { VTL_TUNNEL = 1 };
+enum { VTL_TUNNEL = VTL_LOOPBACK_IFINDEX };
 
 enum { VTL_TAGGED_WORDS = 9 }; /* size of the longest header, struct vtl_ack_hdr */
 
@@ -290,7 +297,7 @@ struct vtl_session {
     __u32 pending_wakeups;   /* bit set of enum vtl_what: wake-ups for vtld to hand on to the
                               * application. Programs add, vtld takes, atomically */
     __u32 param[VTL_PARAMS]; /* vtld, before `state`: the graft's parameters, in the order of its
-                              * description (graft.h) */
+                              * description (struct vtl_graft_info) */
     struct vtl_tx tx __attribute__((aligned(64)));
     struct vtl_rx rx __attribute__((aligned(64)));
 };

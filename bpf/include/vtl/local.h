@@ -11,15 +11,13 @@
 /* Address families: linux/socket.h does not define these for user space. */
 enum { VTL_AF_INET = 2, VTL_AF_INET6 = 10 };
 
-/* Packets from the loopback are for this host, and so are those carried over TCP (tunnel.rs). */
-enum { VTL_LOOPBACK_IFINDEX = 1 };
-
 /*
  * Whether the packet is for another host. `fib`: family, addresses and interface; overwritten by
  * the kernel. Decided by the kernel's tables, also those of a VRF, so each address of this host is
  * local on every interface, and so are broadcast addresses. Multicast is not for this host: VTL has
  * none. Packets from an interface without forwarding are for this host; bridged frames have another
- * Ethernet address, which tcx programs can tell (`pkt_type`) and XDP's cannot.
+ * Ethernet address, which tcx programs can tell (`pkt_type`) and XDP's cannot. Packets from the
+ * loopback are for this host, and so are those carried over TCP (tunnel.rs), which come from there.
  */
 VTL_INLINE int vtl_is_for_another(void *ctx, struct bpf_fib_lookup *fib) {
     if (fib->ifindex == VTL_LOOPBACK_IFINDEX)

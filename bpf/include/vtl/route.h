@@ -46,8 +46,8 @@ VTL_INLINE int vtl_is_fresh(struct vtl_session *s, struct vtl_hdr *h, void *end,
 /*
  * Updates the return path from an authentic packet; `port`: its UDP source port, 0 without UDP. An
  * initiator keeps its encapsulation (UDP or not, tunnel or not), which vtld chooses: otherwise both
- * sides could follow each other for ever. MTU probes (SIZE) may try the other encapsulation without
- * switching to it.
+ * sides could follow each other for ever. MTU probes (SIZE) may try the tunnel, or an interface
+ * instead of it, without switching the responder.
  */
 VTL_INLINE void vtl_learn(struct vtl_session *s, struct ethhdr *eth, __u32 ifindex, __be16 port,
                           __u32 type) {
@@ -114,7 +114,8 @@ VTL_INLINE int vtl_is_authentic(struct vtl_session *s, struct vtl_hdr *h, void *
     return vtl_expected_tag(s, &header, type) == ((__u64 *)h)[VTL_TOKEN_WORD];
 }
 
-/* `offset`: length of the headers up to IP. `port`: UDP source port, 0 without UDP. */
+/* Checks a packet, updates the return path if it is authentic, and returns its route (enum
+ * vtl_route). `offset`: length of the headers up to IP. `port`: UDP source port, 0 without UDP. */
 VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __be16 port) {
     struct vtl_hdr *h = data + offset + (port ? VTL_UDP_HEADER : 0);
     if ((void *)(h + 1) > end)
@@ -159,6 +160,7 @@ VTL_INLINE int vtl_route_at(void *data, void *end, __u32 ifindex, int offset, __
     return gid * VTL_ROLES + (type == VTL_ACK ? VTL_LISTENER : VTL_INGRESS);
 }
 
+/* Route of a frame: vtl_route_at for packets without UDP encapsulation. */
 VTL_INLINE int vtl_route(void *data, void *end, __u32 total, __u32 ifindex) {
     int offset = vtl_parse_frame(data, end, total);
     if (!offset)

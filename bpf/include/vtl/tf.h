@@ -4,12 +4,12 @@
  *
  * A transport function is a static inline C function over one of the contexts below: the session's
  * state, the packet, and the time as an argument. It accesses only its context and calls only other
- * inline functions and vtl_env_*, so the same source compiles into XDP, into TC and natively for
- * tests and simulation. The environment (env_bpf.h, or crates/vtl-sim/native) supplies the
- * vtl_env_* functions; graft.h supplies the contexts.
+ * inline and VTL_GLOBAL functions and vtl_env_*, so the same source compiles into XDP, into TC and
+ * natively for tests and simulation. The environment (env_bpf.h, or crates/vtl-sim/native) supplies
+ * the vtl_env_* functions; graft.h and engine.h supply the contexts.
  *
- * Locking: graft.h takes the session's locks around the listener, which writes its `tx`
- * fields, and ingress, which writes `rx`; egress runs under tx.egress_lock, in a call of
+ * Locking: ingress, which writes `rx`, runs under rx.lock (graft.h), the listener, which writes its
+ * `tx` fields, under tx.lock (vtl_listen in engine.h); egress under tx.egress_lock, in a call of
  * the pump or in the sender's own (direct egress).
  */
 #ifndef VTL_TF_H
@@ -121,16 +121,18 @@ VTL_INLINE struct vtl_slot *vtl_env_rx_slot(struct vtl_session *s, __u64 seq);
 VTL_INLINE struct vtl_ring_ctl *vtl_env_tx_ctl(struct vtl_session *s);
 VTL_INLINE struct vtl_ring_ctl *vtl_env_rx_ctl(struct vtl_session *s);
 VTL_INLINE struct vtl_sent *vtl_env_sent(struct vtl_session *s, __u64 seq);
-/* Notifies vtld of an event (enum vtl_what). */
+/* Notifies of events, a bit set of enum vtl_what: the session's user or vtld. */
 VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what);
+/* Increments a counter (enum vtl_stat). */
 VTL_INLINE void vtl_env_count(__u32 stat);
 VTL_INLINE __u32 vtl_env_sid(struct vtl_session *s);
-/* Nanoseconds since boot. */
+/* CLOCK_MONOTONIC, ns. */
 VTL_INLINE __u64 vtl_env_now(void);
 
-/* Supplied by the composition (list: graft.h). */
-VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o); /* by engine.h, for compositions */
-VTL_INLINE void vtl_number_header(struct vtl_out *o);     /* likewise */
+/* Supplied by engine.h. */
+VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o);
+VTL_INLINE void vtl_number_header(struct vtl_out *o);
+/* Supplied by the composition (complete list: graft.h). */
 VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
 
 /*

@@ -14,7 +14,7 @@
 enum {
     VTL_IPPROTO = 253,    /* experimentation, RFC 3692 */
     VTL_UDP_PORT = 22100, /* "VT"; at both hosts, unless a NAT changes it */
-    VTL_TCP_PORT = 22100, /* detours: packets over TCP between daemons */
+    VTL_TCP_PORT = 22100, /* detours: packets over TCP between daemons; not captured by hooks */
     VTL_UDP_HEADER = 8,   /* bytes */
     VTL_VERSION = 2,
     /* Maximum payload bytes of a packet, whatever the MTU. */
@@ -43,11 +43,11 @@ enum vtl_type {
 /* vtl_hdr.flags */
 enum {
     VTL_F_ACK_NOW = 1 << 0,    /* DATA, PROBE: acknowledge this packet at once. SIZE: answer it */
-    VTL_F_PHASE = 1 << 1,      /* DATA, PROBE, ACK, SIZE, CLOSE: the key phase of a session with
-                                * keys; else 0, and ignored */
+    VTL_F_PHASE = 1 << 1,      /* DATA, PROBE, ACK, SIZE, CLOSE: reserved for the phase of the tag
+                                * key (PROTOCOL.md, "Room"): 0 when sent, ignored */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: retransmission, with the same sequence number */
     VTL_F_PARTIAL = 1 << 2,    /* ACK: the bitmap is truncated; later packets are not described */
-    VTL_F_UPDATE = 1 << 3, /* ACK: window update that no packet caused: the echo is an old one */
+    VTL_F_UPDATE = 1 << 3, /* ACK: window update that no packet caused; the echo is an old one */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: data may be undelivered */
     VTL_F_LAST = 1 << 4,   /* DATA: last packet of its direction; later data go by the session's
                             * successor. Its payload is ignored */
@@ -86,9 +86,9 @@ struct vtl_hdr {
  */
 
 /*
- * DATA and PROBE. 40 bytes, zero-padded behind the payload to VTL_MIN_PACKET, so that an
- * acknowledgement is never longer than the packet it answers: XDP turns one into the other in
- * place, and there is no amplification.
+ * DATA and PROBE. 40 bytes, zero-padded behind the payload to VTL_MIN_PACKET, the size of an ACK
+ * without a bitmap: XDP turns the packet into its acknowledgement in place, with as much of the
+ * bitmap as fits.
  */
 struct vtl_data_hdr {
     struct vtl_hdr h;
@@ -156,10 +156,10 @@ struct vtl_nego {
     __be32 sid;         /* session index at the sender of this packet; answer: the responder's */
     __be32 ring_slots;  /* slots of our receive ring: initial flow-control limit */
     __be16 max_payload; /* maximum payload per packet that we accept */
-    __be16 port;        /* rendezvous: 0 is the Hooker's multiplexed stream service */
-    __be16 services;    /* bit set of enum vtl_service: what the initiator requires */
-    __u8 reason;        /* enum vtl_nack */
-    __u8 grafts;        /* valid entries of gids */
+    __be16 port;     /* VTL port asked for, not 0; 65535: flows (vtl_proto::carrier::GRAFT_PORT) */
+    __be16 services; /* bit set of enum vtl_service: what the initiator requires */
+    __u8 reason;     /* enum vtl_nack */
+    __u8 grafts;     /* valid entries of gids */
     __be16 gids[VTL_NEGO_GRAFTS];
     /* Ticket (address validation cookie): made by the responder for this initiator's address; NEGO
      * returns it. */

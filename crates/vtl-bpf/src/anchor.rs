@@ -2,7 +2,7 @@
 //! ms for each call.
 //!
 //! The program is attached in a network namespace without traffic: the process's own, if it has
-//! CAP_SYS_ADMIN to make one, else one from the service manager ([`Room`]).
+//! CAP_SYS_ADMIN to make one, else one from the service manager ([`FrameNamespace`]).
 
 use std::{
     fs::File,
@@ -25,12 +25,16 @@ use crate::{
 
 /// The attachment; dropping it detaches.
 pub(crate) enum Anchor {
-    /// In a namespace of its own, on the loopback.
+    /// In a namespace made for it, on the loopback.
     Own { _link: OwnedFd, _namespace: File },
-    /// On a device made for it.
-    Given { room: Arc<Room>, device: String },
+    /// In an existing namespace, on a device made for it.
+    Given {
+        namespace: Arc<FrameNamespace>,
+        device: String,
+    },
 }
 
+/// Name of a shard's device in a [`FrameNamespace`].
 fn device_of(shard: u32) -> String {
     format!("vtl{shard}")
 }
@@ -51,9 +55,9 @@ impl Anchor {
                     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
                         .map_err(|e| failed(e.into()))?;
                     let namespace = File::open("/proc/thread-self/ns/net").map_err(failed)?;
-                    const LOOPBACK: u32 = 1;
+                    let loopback = intf::VTL_LOOPBACK_IFINDEX;
                     Ok(Self::Own {
-                        _link: link::attach(program, LOOPBACK, Hook::XdpGeneric)?,
+                        _link: link::attach(program, loopback, Hook::XdpGeneric)?,
                         _namespace: namespace,
                     })
                 })
@@ -63,15 +67,19 @@ impl Anchor {
     }
 
     /// Attaches the program of a shard in an existing namespace.
-    pub(crate) fn in_room(room: &Arc<Room>, program: BorrowedFd<'_>, shard: u32) -> Result<Self> {
+    pub(crate) fn in_namespace(
+        namespace: &Arc<FrameNamespace>,
+        program: BorrowedFd<'_>,
+        shard: u32,
+    ) -> Result<Self> {
         let device = device_of(shard);
-        room.add(&device).map_err(failed)?;
+        namespace.add(&device).map_err(failed)?;
         let anchor = Self::Given {
-            room: Arc::clone(room),
+            namespace: Arc::clone(namespace),
             device,
         };
         if let Self::Given { device, .. } = &anchor {
-            room.attach(device, program).map_err(failed)?;
+            namespace.attach(device, program).map_err(failed)?;
         }
         Ok(anchor)
     }
@@ -79,8 +87,8 @@ impl Anchor {
 
 impl Drop for Anchor {
     fn drop(&mut self) {
-        if let Self::Given { room, device } = self {
-            let _ = room.remove(device);
+        if let Self::Given { namespace, device } = self {
+            let _ = namespace.remove(device);
         }
     }
 }
@@ -89,7 +97,7 @@ impl Drop for Anchor {
 /// attaching needs no CAP_SYS_ADMIN, which entering the namespace would. Both the opener and the
 /// user of the socket need CAP_NET_ADMIN.
 #[derive(Debug)]
-pub struct Room(Mutex<OwnedFd>);
+pub struct FrameNamespace(Mutex<OwnedFd>);
 
 // From linux/if_link.h and linux/if.h, missing in libc.
 const IFLA_XDP_FD: u16 = 1;
@@ -104,15 +112,15 @@ const FLAGS: Range<usize> =
 const ERRNO: Range<usize> =
     size_of::<libc::nlmsghdr>()..size_of::<libc::nlmsghdr>() + size_of::<i32>();
 
-impl Room {
+impl FrameNamespace {
     /// Uses the namespace in which the socket was opened, exclusively. Removes what a killed
     /// process has left there: programs, and their maps with them.
     pub fn new(socket: OwnedFd) -> Self {
-        let room = Self(Mutex::new(socket));
+        let namespace = Self(Mutex::new(socket));
         for shard in 0..intf::VTL_MAX_SHARDS {
-            let _ = room.remove(&device_of(shard));
+            let _ = namespace.remove(&device_of(shard));
         }
-        room
+        namespace
     }
 
     /// Adds a device: a veth, which every distribution's kernel has.
@@ -218,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn room__has_a_device_with_the_program_as_long_as_the_anchor() {
+    fn namespace__has_a_device_with_the_program_as_long_as_the_anchor() {
         if !nix::unistd::geteuid().is_root() {
             vtl_testing::skip("loading eBPF programs takes root");
             return;
@@ -228,11 +236,13 @@ mod tests {
             let flags = SockFlag::SOCK_CLOEXEC;
             let route = SockProtocol::NetlinkRoute;
             let socket = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, route);
-            let room = Arc::new(Room::new(socket.unwrap()));
+            let namespace = Arc::new(FrameNamespace::new(socket.unwrap()));
             let attach = |shard: usize| {
                 let program = plane.shards()[shard].program().unwrap();
                 // On a thread of another namespace, as of a daemon.
-                elsewhere(|| Anchor::in_room(&room, program.as_fd(), shard as u32).unwrap())
+                elsewhere(|| {
+                    Anchor::in_namespace(&namespace, program.as_fd(), shard as u32).unwrap()
+                })
             };
             let first = attach(0);
             let second = attach(1);
@@ -241,15 +251,15 @@ mod tests {
             assert_eq!(["vtl0", "vtl1"].map(is_used), [None, Some(true)]);
             // Of a process that was killed.
             std::mem::forget(second);
-            let socket = room.0.lock().unwrap().try_clone().unwrap();
-            let room = Arc::new(Room::new(socket));
+            let socket = namespace.0.lock().unwrap().try_clone().unwrap();
+            let namespace = Arc::new(FrameNamespace::new(socket));
             assert_eq!(is_used("vtl1"), None);
             let program = plane.shards()[1].program().unwrap();
-            let again = Anchor::in_room(&room, program.as_fd(), 1).unwrap();
+            let again = Anchor::in_namespace(&namespace, program.as_fd(), 1).unwrap();
             assert_eq!(is_used("vtl1"), Some(true));
             drop(again);
             assert_eq!(is_used("vtl1"), None);
-            let refused = room.remove("vtl1").unwrap_err();
+            let refused = namespace.remove("vtl1").unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::ENODEV));
         });
     }

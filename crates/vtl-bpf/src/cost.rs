@@ -18,9 +18,9 @@ pub const PAYLOAD: usize = 1_440;
 /// Packets to send, unless the graft takes too long.
 const PACKETS: u32 = SLOTS * 3 / 4;
 /// Minimum number for a valid measurement.
-const LEAST: usize = 8;
+const MIN_PACKETS: usize = 8;
 /// Time limit for a graft, its waiting included.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Interval between attempts of a graft with pacing.
 const PAUSE: Duration = Duration::from_micros(200);
 /// Consecutive attempts without a packet after which a sender counts as finished.
@@ -55,7 +55,7 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
     let [mut egress, mut ingress, mut listener] = [const { Vec::new() }; 3];
     let begun = Instant::now();
     let mut attempts = 0;
-    while egress.len() < PACKETS as usize && attempts < ATTEMPTS && begun.elapsed() < PATIENCE {
+    while egress.len() < PACKETS as usize && attempts < ATTEMPTS && begun.elapsed() < TIME_LIMIT {
         let made = kernel.try_run(EGRESS, &kernel.pump(SID), 1)?;
         let answer = if made.verdict == TC.send {
             egress.push(made.ns);
@@ -82,7 +82,7 @@ pub fn measure(object: &[u8]) -> Result<Costs> {
         let time = middle(times)?;
         Some((f64::from(time) - method).max(0.0))
     };
-    let enough = egress.len() >= LEAST;
+    let enough = egress.len() >= MIN_PACKETS;
     match (median(egress), median(ingress)) {
         (Some(egress_ns), Some(ingress_ns)) if enough => Ok(Costs {
             instructions: kernel.graft.instructions,
@@ -109,6 +109,7 @@ fn of_the_method(kernel: &Kernel) -> Result<f64> {
     Ok(f64::from(single.saturating_sub(run(MANY)?)))
 }
 
+/// The median; `None` of nothing.
 fn middle(mut times: Vec<u32>) -> Option<u32> {
     times.sort_unstable();
     times.get(times.len() / 2).copied()

@@ -1,5 +1,5 @@
-//! Restricts VTL's sockets to some interfaces (`bpf/fence.bpf.c`): packets that arrive on others do
-//! not reach them.
+//! Restricts VTL's sockets to the interfaces of `vtld --interface` (`bpf/fence.bpf.c`): packets that
+//! arrive on others do not reach them.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ pub struct Fence {
 }
 
 fn failed(source: libbpf_rs::Error) -> Error {
-    Error::load("what keeps VTL to some interfaces", source)
+    Error::load("the programs of `vtld --interface`", source)
 }
 
 impl Fence {
@@ -98,7 +98,7 @@ impl Fence {
             )
         };
         Errno::result(result).map_err(|errno| Error::System {
-            what: "keeping a raw socket to some interfaces".into(),
+            what: "attaching the interface filter to a raw socket".into(),
             source: errno.into(),
         })?;
         Ok(())
@@ -107,7 +107,7 @@ impl Fence {
     /// Sets the interfaces inside; all others are outside.
     ///
     /// # Errors
-    /// [`Error::Load`] if there are too many; interfaces no longer inside are removed nevertheless.
+    /// [`Error::Load`] if there are too many (`INSIDE_MAX` in fence.bpf.c); interfaces no longer inside are removed nevertheless.
     pub fn set(&self, inside: &BTreeSet<u32>) -> Result<()> {
         let known = self.inside.keys().filter_map(|key| key.try_into().ok());
         let known: BTreeSet<u32> = known.map(u32::from_ne_bytes).collect();

@@ -9,6 +9,7 @@
 //! - [`load`]: loads a graft's programs, and times each step;
 //! - [`sessions`]: the table of sessions, shared with the kernel;
 //! - [`rings`]: makes the rings of sessions;
+//! - [`shard`]: the part of one thread that sends;
 //! - [`pump`]: the egress drivers;
 //! - [`fence`]: restricts VTL's sockets to some interfaces;
 //! - [`link`]: attachments that end with the process;
@@ -113,6 +114,14 @@ impl Error {
             hint,
         }
     }
+}
+
+/// The running kernel's release string.
+pub fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 /// Keeps libbpf from writing to standard error; its errors are returned.

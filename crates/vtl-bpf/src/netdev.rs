@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs, io,
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
@@ -153,7 +153,7 @@ unsafe fn device_ioctl(request: libc::Ioctl, ifr: &mut libc::ifreq) -> io::Resul
 /// `None` if the kernel does not tell (before Linux 6.3).
 ///
 /// A veth does if its peer receives through NAPI: with GRO on, or an XDP program.
-pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
+pub(crate) fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
     let mut options = libbpf_sys::bpf_xdp_query_opts {
         sz: std::mem::size_of::<libbpf_sys::bpf_xdp_query_opts>() as _,
         ..Default::default()
@@ -169,7 +169,7 @@ pub fn can_transmit_xdp(ifindex: u32) -> Option<bool> {
 }
 
 /// Whether the interface is a veth. False if the kernel does not tell.
-pub fn is_veth(ifindex: u32) -> bool {
+pub(crate) fn is_veth(ifindex: u32) -> bool {
     driver(ifindex).is_ok_and(|driver| driver == "veth")
 }
 
@@ -210,12 +210,4 @@ pub fn index_of(name: &str) -> Result<u32> {
     } else {
         Ok(index)
     }
-}
-
-/// The running kernel's release string.
-pub fn kernel_release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease")
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
 }

@@ -31,8 +31,8 @@ pub static HEADERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/header
 /// The sources of the grafts that come with VTL, by name.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// Restricts VTL's sockets to some interfaces.
+/// Restricts VTL's sockets to the interfaces of `vtld --interface`.
 pub static FENCE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fence.bpf.o"));
 
-/// Each transport function in programs of its own, for timing.
-pub static MICRO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/micro.bpf.o"));
+/// The transport functions of `stream`, in programs of their own, for timing.
+pub(crate) static MICRO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/micro.bpf.o"));

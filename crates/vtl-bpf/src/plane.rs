@@ -17,7 +17,7 @@ use crate::{
     load::{Attachment, LoadedGraft, Loader, ROOT_PROGRAMS, Steps},
     netdev::Interface,
     objects,
-    pump::Order,
+    pump::PumpEntry,
     rings,
     sessions::SessionTable,
     shard::Shard,
@@ -53,7 +53,7 @@ pub struct DataPlane {
     root: Object,
     sessions: Arc<SessionTable>,
     shards: Vec<Arc<Shard>>,
-    tunnel: Arc<Order>,
+    tunnel: Arc<PumpEntry>,
     grafts: BTreeMap<u16, LoadedGraft>,
     loader: Arc<Loader>,
     attached: BTreeMap<u32, Attachment>,
@@ -93,8 +93,8 @@ pub(crate) const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
 ];
 
 impl DataPlane {
-    /// Loads the root programs and creates the maps, for fewer than `VTL_MAX_SESSIONS` sessions.
-    /// Attaches nothing.
+    /// Loads the root programs and creates the maps, for fewer than `VTL_MAX_SESSIONS` sessions and
+    /// one shard. Attaches nothing.
     ///
     /// # Errors
     /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
@@ -134,16 +134,16 @@ impl DataPlane {
         let table = SessionTable::map(map_of(&root, "vtl_sessions").as_fd(), places)?;
         let sessions = Arc::new(table);
         let pump = map_of(&root, "vtl_pump");
-        let tunnel = Arc::new(Order::map(pump.as_fd(), shards)?);
+        let tunnel = Arc::new(PumpEntry::map(pump.as_fd(), shards)?);
         let loader = Arc::new(loader(&root)?);
         let events = rings::of_events(&map_of(&root, "vtl_events"), shards)?;
         let shard = |(number, events)| {
-            let order = Order::map(pump.as_fd(), number)?;
+            let entry = PumpEntry::map(pump.as_fd(), number)?;
             let program = match number {
                 0 => copy(program_of(&root, LIVE).expect("it is built with this crate"))?,
                 _ => live_program(&loader, number, udp)?,
             };
-            Ok(Arc::new(Shard::new(number, order, events, program)))
+            Ok(Arc::new(Shard::new(number, entry, events, program)))
         };
         let shards = (0..).zip(events).map(shard).collect::<Result<_>>()?;
         Ok(Self {
@@ -185,9 +185,9 @@ impl DataPlane {
     /// # Errors
     /// See [`link::attach`].
     pub fn attach_direct(&mut self) -> Result<()> {
-        const LOOPBACK: u32 = 1;
         let program = self.program("vtl_root_direct");
-        self.direct = Some(link::attach(program, LOOPBACK, Hook::TcxEgress)?);
+        let loopback = intf::VTL_LOOPBACK_IFINDEX;
+        self.direct = Some(link::attach(program, loopback, Hook::TcxEgress)?);
         Ok(())
     }
 
@@ -289,7 +289,7 @@ impl DataPlane {
     }
 
     /// The entry of `vtl_pump` for packets over TCP, and the mark of their frames.
-    pub(crate) fn tunnel_order(&self) -> (&Arc<Order>, u32) {
+    pub(crate) fn tunnel_entry(&self) -> (&Arc<PumpEntry>, u32) {
         (&self.tunnel, self.shards.len() as u32)
     }
 

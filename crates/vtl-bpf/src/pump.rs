@@ -44,19 +44,20 @@ pub struct Served {
     pub left: u32,
 }
 
-/// An entry of the map `vtl_pump`: the sessions that egress serves.
-pub struct Order {
+/// An entry of the map `vtl_pump` (`struct vtl_pump`), mapped: the sessions that egress serves, one
+/// after the other, and how the caller hears of events.
+pub struct PumpEntry {
     mapping: NonNull<libc::c_void>,
     bytes: NonZero<usize>,
     at: NonNull<intf::vtl_pump>,
 }
 
 // SAFETY: shared memory by nature, touched atomically only.
-unsafe impl Send for Order {}
+unsafe impl Send for PumpEntry {}
 // SAFETY: as above.
-unsafe impl Sync for Order {}
+unsafe impl Sync for PumpEntry {}
 
-impl Order {
+impl PumpEntry {
     /// Maps entry `index`, which must exist.
     pub(crate) fn map(fd: BorrowedFd<'_>, index: u32) -> Result<Self> {
         const PAGE: usize = 4096;
@@ -75,7 +76,7 @@ impl Order {
             )
         }
         .map_err(|e| Error::System {
-            what: "mapping the pump's order".into(),
+            what: "mapping an entry of vtl_pump".into(),
             source: e.into(),
         })?;
         // SAFETY: the entry lies inside the mapping, by the choice of its length.
@@ -157,7 +158,7 @@ impl Order {
     }
 }
 
-impl Drop for Order {
+impl Drop for PumpEntry {
     fn drop(&mut self) {
         // SAFETY: mapped with this length in `map`.
         let _ = unsafe { munmap(self.mapping, self.bytes.get()) };
@@ -187,7 +188,7 @@ pub enum Pump {
 /// See [`Pump::Live`].
 pub struct Live {
     program: OwnedFd,
-    order: Arc<Order>,
+    entry: Arc<PumpEntry>,
     ifindex: u32,
     batch: u32,
     frame: Vec<u8>,
@@ -197,7 +198,7 @@ pub struct Live {
 /// See [`Pump::Tc`].
 pub struct Tc {
     socket: OwnedFd,
-    order: Arc<Order>,
+    entry: Arc<PumpEntry>,
     frame: Vec<u8>,
 }
 
@@ -254,18 +255,18 @@ impl Pump {
     /// If there are more turns than `VTL_TURNS`.
     pub fn run(&mut self, turns: &[Turn]) -> io::Result<Served> {
         let frames: u32 = turns.iter().map(|t| t.quota).sum();
-        let most = self.batch();
-        let order = match self {
-            Self::Live(live) => &live.order,
-            Self::Tc(tc) => &tc.order,
+        let max = self.batch();
+        let entry = match self {
+            Self::Live(live) => &live.entry,
+            Self::Tc(tc) => &tc.entry,
         };
-        let order = Arc::clone(order);
-        order.set(turns);
+        let entry = Arc::clone(entry);
+        entry.set(turns);
         match self {
-            Self::Live(live) => live.run(frames.clamp(1, most)),
-            Self::Tc(tc) => tc.run(frames.clamp(1, most)),
+            Self::Live(live) => live.run(frames.clamp(1, max)),
+            Self::Tc(tc) => tc.run(frames.clamp(1, max)),
         }?;
-        Ok(order.served())
+        Ok(entry.served())
     }
 }
 
@@ -287,7 +288,7 @@ impl Live {
         frame.extend([0; 2]);
         Ok(Self {
             program: shard.program()?,
-            order: Arc::clone(shard.order()),
+            entry: Arc::clone(shard.pump_entry()),
             ifindex,
             batch: if netdev::is_veth(ifindex) {
                 BATCH_VETH
@@ -377,7 +378,7 @@ impl Tc {
         }
         Ok(Self {
             socket,
-            order: Arc::clone(shard.order()),
+            entry: Arc::clone(shard.pump_entry()),
             frame,
         })
     }

@@ -17,9 +17,11 @@ pub struct RingSet {
     pub index: u32,
     /// Capacity of each ring, packets: a power of two.
     pub slots: u32,
+    /// `None` once released.
     open: Option<Open>,
 }
 
+/// Descriptors of a set's maps, except the scoreboard's.
 struct Open {
     transmit: MapHandle,
     receive: MapHandle,
@@ -40,7 +42,7 @@ impl RingSet {
     }
 
     /// Descriptor of the ring of events: readable when the application must be woken. Sets of fewer
-    /// than [`LEAST_WITH_EVENTS`] packets have none.
+    /// than [`MIN_SLOTS_WITH_EVENTS`] packets have none.
     ///
     /// # Panics
     /// If the set was released.
@@ -64,12 +66,12 @@ impl RingSet {
 
 /// Packets of the smallest set with a ring of events, which takes as much memory as four packets.
 /// Smaller sets are for hosts with very many sessions.
-pub const LEAST_WITH_EVENTS: u32 = 64;
+pub const MIN_SLOTS_WITH_EVENTS: u32 = 64;
 
 /// Memory of a set of rings of `slots` packets, bytes: in pages, the kernel's overhead included.
 pub const fn bytes(slots: u32) -> u64 {
     const PAGE: u64 = 4096;
-    let events = if slots < LEAST_WITH_EVENTS {
+    let events = if slots < MIN_SLOTS_WITH_EVENTS {
         0
     } else {
         // Two position pages and a page of the kernel's.
@@ -116,7 +118,7 @@ fn arrays(slots: u32) -> Result<[MapHandle; 3]> {
 
 /// Makes all maps of a set of `slots` packets.
 fn maps(slots: u32) -> Result<Maps> {
-    let own = slots >= LEAST_WITH_EVENTS;
+    let own = slots >= MIN_SLOTS_WITH_EVENTS;
     Ok(Maps {
         arrays: arrays(slots)?,
         events: own.then(ring_of_events).transpose()?,

@@ -146,7 +146,8 @@ impl Session<'_> {
     }
 
     /// Changes an entry in state `VTL_OPENING`: no program processes data for it yet; the root
-    /// programs write only `ifindex` and the Ethernet header.
+    /// programs write only the return path (`ifindex`, `port`, the Ethernet header) and the numbers of
+    /// the replay check.
     ///
     /// # Panics
     /// If the session is open.

@@ -9,14 +9,14 @@ use libbpf_rs::MapHandle;
 
 use crate::{
     Error, Result,
-    anchor::{Anchor, Room},
-    pump::Order,
+    anchor::{Anchor, FrameNamespace},
+    pump::PumpEntry,
 };
 
 /// A shard's part of the data plane. Usable from any thread.
 pub struct Shard {
     number: u32,
-    order: Arc<Order>,
+    entry: Arc<PumpEntry>,
     events: MapHandle,
     /// `vtl_root_out_xdp`, loaded with the shard's number.
     program: OwnedFd,
@@ -24,10 +24,10 @@ pub struct Shard {
 }
 
 impl Shard {
-    pub(crate) fn new(number: u32, order: Order, events: MapHandle, program: OwnedFd) -> Self {
+    pub(crate) fn new(number: u32, entry: PumpEntry, events: MapHandle, program: OwnedFd) -> Self {
         Self {
             number,
-            order: Arc::new(order),
+            entry: Arc::new(entry),
             events,
             program,
             anchor: OnceLock::new(),
@@ -40,8 +40,8 @@ impl Shard {
     }
 
     /// The shard's entry of `vtl_pump`: the sessions that egress serves.
-    pub fn order(&self) -> &Arc<Order> {
-        &self.order
+    pub fn pump_entry(&self) -> &Arc<PumpEntry> {
+        &self.entry
     }
 
     /// The ring buffer of `vtl_event`s from the kernel's programs.
@@ -70,8 +70,8 @@ impl Shard {
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses.
-    pub fn anchor_in(&self, room: &Arc<Room>) -> Result<()> {
-        let made = Anchor::in_room(room, self.program.as_fd(), self.number)?;
+    pub fn anchor_in(&self, namespace: &Arc<FrameNamespace>) -> Result<()> {
+        let made = Anchor::in_namespace(namespace, self.program.as_fd(), self.number)?;
         let _ = self.anchor.set(Arc::new(made));
         Ok(())
     }
@@ -108,13 +108,13 @@ mod tests {
         for running in 0..SHARDS {
             // Nobody has that session, so its turn ends at once.
             for shard in plane.shards() {
-                shard.order().set(&[Turn { sid: 1, quota: 1 }]);
+                shard.pump_entry().set(&[Turn { sid: 1, quota: 1 }]);
             }
             let program = plane.shards()[running].program().unwrap();
             let from = From::Loopback;
             test_run::run(program.as_fd(), &frame, from, 1, &mut Vec::new()).unwrap();
             for (number, shard) in plane.shards().iter().enumerate() {
-                let served = shard.order().served().turns;
+                let served = shard.pump_entry().served().turns;
                 assert_eq!(
                     served,
                     usize::from(number == running),

@@ -12,6 +12,34 @@ const SK_BUFF: usize = 11;
 const IFINDEX: usize = 10;
 const MARK: usize = 2;
 
+/// Return values of one type of program.
+#[derive(Clone, Copy, Debug)]
+pub struct Verdicts {
+    /// Passed to the network stack.
+    pub pass: u32,
+    /// Dropped or consumed.
+    pub stop: u32,
+    /// Sent back to the sender.
+    pub answer: u32,
+    /// Sent out of the interface.
+    pub send: u32,
+}
+
+/// `TCX_NEXT`, `TCX_DROP` and `TCX_REDIRECT`.
+pub const TC: Verdicts = Verdicts {
+    pass: u32::MAX,
+    stop: 2,
+    answer: 7,
+    send: u32::MAX,
+};
+/// `XDP_PASS`, `XDP_DROP`, `XDP_REDIRECT`, `XDP_TX`.
+pub const XDP: Verdicts = Verdicts {
+    pass: 2,
+    stop: 1,
+    answer: 4,
+    send: 3,
+};
+
 /// Result of a run.
 pub(crate) struct Ran {
     /// The program's return value.
@@ -20,7 +48,7 @@ pub(crate) struct Ran {
     pub(crate) ns: u32,
 }
 
-/// Ingress of the frame.
+/// Where the frame comes in.
 #[derive(Clone, Copy)]
 pub(crate) enum From {
     /// The loopback.

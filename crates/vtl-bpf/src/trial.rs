@@ -11,6 +11,7 @@ use std::{
     time::Instant,
 };
 
+pub use crate::test_run::{TC, Verdicts, XDP};
 use crate::{
     Error, Result, objects,
     plane::{DataPlane, GraftInfo, program_of},
@@ -40,38 +41,8 @@ pub const PEER_TOKEN: u64 = 0x99aa_bbcc_ddee_ff00;
 pub const GID: u16 = 2;
 /// Packets of its rings.
 pub const SLOTS: u32 = 256;
-/// Ingress interface of frames in a test run.
-const LOOPBACK: u32 = 1;
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const THEIRS: [u8; 4] = [10, 0, 0, 2];
-
-/// `TCX_NEXT`, `TCX_DROP` and `TCX_REDIRECT`.
-pub const TC: Verdicts = Verdicts {
-    pass: u32::MAX,
-    stop: 2,
-    answer: 7,
-    send: u32::MAX,
-};
-/// `XDP_PASS`, `XDP_DROP`, `XDP_REDIRECT`, `XDP_TX`.
-pub const XDP: Verdicts = Verdicts {
-    pass: 2,
-    stop: 1,
-    answer: 4,
-    send: 3,
-};
-
-/// Return values of one type of program.
-#[derive(Clone, Copy, Debug)]
-pub struct Verdicts {
-    /// Passed to the network stack.
-    pub pass: u32,
-    /// Dropped or consumed.
-    pub stop: u32,
-    /// Sent back to the sender.
-    pub answer: u32,
-    /// Sent out of the interface.
-    pub send: u32,
-}
 
 /// The data plane with one graft, and the rings of a session over it.
 pub struct Kernel {
@@ -162,9 +133,9 @@ impl Kernel {
             s.ring = rings;
             (s.token, s.peer_token, s.peer_sid) = (PEER_TOKEN, TOKEN, SID);
             s.headers = ip::template(THEIRS.into(), OURS.into());
-            s.ifindex = LOOPBACK;
+            s.ifindex = intf::VTL_LOOPBACK_IFINDEX; // where test runs let frames come in
         });
-        self.alter(|s| s.ifindex = LOOPBACK);
+        self.alter(|s| s.ifindex = intf::VTL_LOOPBACK_IFINDEX);
     }
 
     /// Makes a session like the first one; they share rings.
@@ -218,7 +189,7 @@ impl Kernel {
     /// Points both egress drivers at a session, for one frame; returns a frame for it.
     pub fn pump(&self, sid: u32) -> Vec<u8> {
         self.plane.shards()[0]
-            .order()
+            .pump_entry()
             .set(&[Turn { sid, quota: 1 }]);
         let mut f = vec![0; 1514];
         f[ip::field::ETHERTYPE].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
@@ -336,6 +307,7 @@ impl Micro {
     /// The program that calls a function, or (`base`) everything but the call: name, descriptor,
     /// and number of calls per run.
     fn program(&self, prefix: &str, function: &str) -> (String, BorrowedFd<'_>, u32) {
+        // As in bpf/micro.bpf.c.
         const TURNS: u32 = 64;
         [("", TURNS), ("1", 1)]
             .into_iter()

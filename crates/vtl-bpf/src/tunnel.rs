@@ -1,5 +1,5 @@
-//! Packets carried by the caller instead of an interface: the same programs make and take them, one
-//! at a time.
+//! Packets that the caller carries over TCP, instead of an interface: the same programs make and
+//! process them, one at a time.
 
 use std::{
     io,
@@ -14,13 +14,10 @@ use vtl_proto::ip;
 use crate::{
     Error, Result,
     plane::DataPlane,
-    pump::{Order, Served, Turn, frame},
-    test_run::{self, From},
+    pump::{PumpEntry, Served, Turn, frame},
+    test_run::{self, From, TC},
 };
 
-/// TCX_NEXT, and TCX_REDIRECT.
-const GO_ON: u32 = u32::MAX;
-const SENT_BACK: u32 = 7;
 /// An MTU above any packet of VTL.
 const MTU: u32 = 4000;
 
@@ -39,7 +36,7 @@ pub enum Taken<'a> {
 pub struct Tunnel {
     egress: OwnedFd,
     ingress: OwnedFd,
-    order: Arc<Order>,
+    entry: Arc<PumpEntry>,
     mark: u32,
     /// Frame for egress to fill; `arrived`: for incoming packets.
     empty: Vec<u8>,
@@ -60,11 +57,11 @@ impl Tunnel {
                 source,
             })
         };
-        let (order, mark) = plane.tunnel_order();
+        let (entry, mark) = plane.tunnel_entry();
         Ok(Self {
             egress: program("vtl_root_out_tc")?,
             ingress: program("vtl_root_in_tc")?,
-            order: Arc::clone(order),
+            entry: Arc::clone(entry),
             mark,
             empty: frame(MTU),
             arrived: Vec::new(),
@@ -81,10 +78,10 @@ impl Tunnel {
     /// # Panics
     /// If there are more turns than `VTL_TURNS`.
     pub fn send(&mut self, turns: &[Turn], mut each: impl FnMut(u32, &[u8])) -> io::Result<Served> {
-        self.order.set(turns);
+        self.entry.set(turns);
         let frames: u32 = turns.iter().map(|t| t.quota).sum();
         for _ in 0..frames {
-            let Some(turn) = turns.get(self.order.served().turns) else {
+            let Some(turn) = turns.get(self.entry.served().turns) else {
                 break;
             };
             let ran = test_run::run(
@@ -94,13 +91,13 @@ impl Tunnel {
                 1,
                 &mut self.out,
             )?;
-            if ran.verdict == GO_ON
+            if ran.verdict == TC.send
                 && let Some(packet) = inside(&self.out)
             {
                 each(turn.sid, packet);
             }
         }
-        Ok(self.order.served())
+        Ok(self.entry.served())
     }
 
     /// Passes a packet, from a peer's address to one of this host, to the programs.
@@ -116,10 +113,12 @@ impl Tunnel {
             1,
             &mut self.out,
         )?;
-        Ok(match ran.verdict {
-            GO_ON => Taken::Control,
-            SENT_BACK => inside(&self.out).map_or(Taken::Done, Taken::Answer),
-            _ => Taken::Done,
+        Ok(if ran.verdict == TC.pass {
+            Taken::Control
+        } else if ran.verdict == TC.answer {
+            inside(&self.out).map_or(Taken::Done, Taken::Answer)
+        } else {
+            Taken::Done
         })
     }
 }

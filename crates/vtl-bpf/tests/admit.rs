@@ -1,4 +1,4 @@
-//! Objects that contain what no graft may are refused before the kernel is asked for anything.
+//! The allow list: objects with anything else in them are refused before any system call.
 #![allow(missing_docs, non_snake_case)]
 
 use std::{fs, path::PathBuf, process::Command};
@@ -9,7 +9,7 @@ use vtl_bpf::{Error, admit, check::check, flags, load::Steps, objects, plane::Da
 struct Compiler(PathBuf);
 
 impl Compiler {
-    /// `change`: in the headers, what is replaced by what.
+    /// `change`: text in the headers, and its replacement.
     fn new(name: &str, change: (&str, &str)) -> Self {
         let path = std::env::temp_dir().join(format!("vtl-admit-{name}-{}", std::process::id()));
         let api = libbpf_sys::API_HEADERS.iter();
@@ -68,7 +68,7 @@ fn refusal(image: &[u8]) -> String {
 }
 
 #[test]
-fn open__built_in_grafts() {
+fn open__takes_the_built_in_grafts() {
     for (name, image) in objects::GRAFTS {
         let open = admit::open(image);
         assert!(open.is_ok(), "{name}: {:?}", open.err());
@@ -76,7 +76,7 @@ fn open__built_in_grafts() {
 }
 
 #[test]
-fn open__with_debug_information_and_data_of_its_own() {
+fn open__takes_debug_information_and_data() {
     let compiler = Compiler::new("own", NO_CHANGE);
     let image = compiler
         .compile("int mine = 3; int zero; VTL_GLOBAL int get(void) { return mine++ + zero++; }");
@@ -95,7 +95,7 @@ fn open__with_debug_information_and_data_of_its_own() {
 }
 
 #[test]
-fn open__what_is_not_on_the_list() {
+fn open__refuses_what_is_not_on_the_list() {
     let compiler = Compiler::new("more", NO_CHANGE);
     let call = |declaration: &str, call: &str| {
         format!("{declaration} VTL_GLOBAL int poke(void) {{ {call}; return 0; }}")
@@ -184,7 +184,7 @@ fn open__what_is_not_on_the_list() {
 }
 
 #[test]
-fn open__an_extern_whose_section_has_a_name() {
+fn open__refuses_an_extern_whose_section_has_a_name() {
     let compiler = Compiler::new("extern", NO_CHANGE);
     let mut image = compiler.compile(
         "extern const void jiffies __ksym; \
@@ -198,7 +198,7 @@ fn open__an_extern_whose_section_has_a_name() {
 }
 
 #[test]
-fn open__shared_maps_that_are_pinned_or_filled() {
+fn open__refuses_shared_maps_that_are_pinned_or_filled() {
     let plain = "} vtl_callers SEC(\".maps\");";
     let pinned = format!("__uint(pinning, LIBBPF_PIN_BY_NAME); {plain}");
     let compiler = Compiler::new("pinned", (plain, &pinned));

@@ -24,7 +24,7 @@ const GRAFTS: Range<usize> = field!(vtl_hdr, gid);
 const SIDS: Range<usize> = field!(vtl_hdr, sid);
 const TOKENS: Range<usize> = field!(vtl_hdr, token);
 
-/// What a program does with a packet.
+/// Verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Pass,
@@ -49,7 +49,7 @@ fn case(name: &'static str, frame: Vec<u8>, then: Then, counts: &'static [u32]) 
     }
 }
 
-/// A good packet, changed, and with the checksum that it should have then.
+/// A valid packet after a change, with its checksum recomputed.
 fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = data(0, intf::VTL_F_ACK_NOW, &[9; 100]);
     change(&mut frame);
@@ -70,7 +70,7 @@ fn nego(header: Header) -> Nego<'static> {
     }
 }
 
-/// As many as one packet may have.
+/// As many extensions as one packet may have.
 fn extensions() -> Extensions<'static> {
     Extensions::parse(&[0; MAX_EXTENSIONS]).expect("empty ones")
 }
@@ -83,8 +83,7 @@ const CONTROL: u32 = intf::VTL_ST_RX_CONTROL;
 const ACKS: u32 = intf::VTL_ST_TX_ACKS;
 const SUM: u32 = intf::VTL_ST_RX_BAD_CSUM;
 
-/// Before any packet is accepted, so that the order of cases does not matter. Frames, PROTOCOL.md
-/// section 2.
+/// Frames of PROTOCOL.md, section 2, none of which a graft accepts, so the order of cases does not matter.
 fn malformed() -> Vec<Case> {
     let with = |at: usize, value: u8| {
         let mut f = data(0, 0, &[9; 100]);
@@ -390,7 +389,7 @@ fn check(k: &Kernel, program: &str, verdicts: kernel::Verdicts, cases: &[Case]) 
 }
 
 #[test]
-fn root_ingress__what_is_malformed_or_not_authentic() {
+fn root_ingress__malformed_and_unauthentic_packets() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -409,7 +408,7 @@ fn root_ingress__what_is_malformed_or_not_authentic() {
 }
 
 #[test]
-fn root_ingress__learns_the_way_back_from_authentic_packets_only() {
+fn root_ingress__learns_the_return_path_from_authentic_packets_only() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -532,7 +531,7 @@ fn graft_ingress__new_duplicate_beyond_and_damaged() {
 }
 
 #[test]
-fn graft_ingress__its_acknowledgement_says_it_all() {
+fn graft_ingress__acknowledgement_describes_the_whole_state() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -584,7 +583,7 @@ fn graft_ingress__its_acknowledgement_says_it_all() {
 }
 
 #[test]
-fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
+fn egress_and_listener__a_packet_and_its_acknowledgement() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -594,7 +593,7 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
         assert_eq!(
             k.run(program, &k.pump(SID), 1).verdict,
             verdicts.stop,
-            "no way known"
+            "no return path"
         );
         k.run(input, &data(0, 0, &[1]), 1);
 
@@ -652,9 +651,10 @@ fn egress_and_listener__one_packet_there_and_its_acknowledgement_back() {
     }
 }
 
-/// A session with keys: headers have tags in place of the token, in both directions, and nothing else will do.
+/// In a session with keys, headers carry tags in place of the token, in both directions; no other header is
+/// accepted.
 #[test]
-fn tags__prove_each_header() {
+fn tags__authenticate_each_header() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -687,7 +687,7 @@ fn tags__prove_each_header() {
         assert_ne!(k.session().ifindex, 0);
         assert_eq!(k.session().rx.received, 1);
 
-        // What leaves, and what is sent back.
+        // Egress, and the acknowledgement that ingress makes.
         k.write(0, b"sealed, for all that anybody knows");
         let (ran, _) = k.counted(program, &k.pump(SID));
         assert_eq!(ran.verdict, verdicts.send);
@@ -710,7 +710,7 @@ fn tags__prove_each_header() {
         k.run(input, &good, 1);
         assert_eq!((k.session().tx.una, k.session().tx.acks), (1, 1));
 
-        // Those of vtld.
+        // Control packets, for vtld.
         for packet in [Packet::Close(header()), Packet::Size(size(header()))] {
             let frame = frame(&packet);
             assert_eq!(k.counted(input, &frame).1, nobodys, "{packet:?}");
@@ -720,9 +720,9 @@ fn tags__prove_each_header() {
     }
 }
 
-/// Of a session with keys only what is no repetition moves the way back.
+/// In a session with keys, only packets that are no replay update the return path.
 #[test]
-fn tags__what_is_repeated_from_elsewhere_moves_nothing() {
+fn tags__replayed_packets_do_not_update_the_return_path() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -737,7 +737,7 @@ fn tags__what_is_repeated_from_elsewhere_moves_nothing() {
             theirs.put(&mut frame[VTL..]);
             frame
         };
-        // Comes from the link-layer address that ends in `from`, which the way back leads to then.
+        // Lets the frame come from the link-layer address that ends in `from`. Returns where the return path leads.
         let back_to = |mut frame: Vec<u8>, from: u8| {
             frame[at::LINK_SOURCE.end - 1] = from;
             k.run(input, &frame, 1);
@@ -762,7 +762,7 @@ fn tags__what_is_repeated_from_elsewhere_moves_nothing() {
     }
 }
 
-/// `vtl bench micro` compares them: so they must do the same.
+/// `vtl bench micro` compares their costs, so they must do the same.
 #[test]
 fn micro__composed_and_by_hand_do_the_same() {
     if !vtl_testing::is_root() {

@@ -1,15 +1,7 @@
-//! The kernel takes VTL's TCP congestion controls, and lets go of them.
+//! Registering VTL's TCP congestion controls with the kernel, and unregistering them.
 #![allow(missing_docs, non_snake_case)]
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
 use vtl_bpf::tcp::{self, Control};
-
-/// No busy machine takes as long for it.
-const HUNG: Duration = Duration::from_secs(180);
 
 fn is_listed(name: &str) -> bool {
     tcp::of_kernel().iter().any(|known| known == name)
@@ -29,12 +21,10 @@ fn register__each_and_each_twice() {
             let kernel_name = control.name().to_owned();
             assert!(is_listed(&kernel_name), "{kernel_name}");
             drop(control);
-            // The last reference goes behind a grace period.
-            let begun = Instant::now();
-            while is_listed(&kernel_name) {
-                assert!(begun.elapsed() < HUNG, "{kernel_name} is still there");
-                thread::sleep(Duration::from_millis(10));
-            }
+            // The last reference goes after a grace period.
+            vtl_testing::until("the kernel has unregistered it", || {
+                !is_listed(&kernel_name)
+            });
         }
     }
     let error = Control::register("hybla2").unwrap_err().to_string();

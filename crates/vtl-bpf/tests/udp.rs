@@ -1,5 +1,5 @@
-//! Packets behind a UDP header and by TCP, in the kernel: what the programs recognise, learn, answer
-//! and send.
+//! Encapsulation in UDP and over TCP, in the kernel: what the programs recognise, learn, answer and
+//! send.
 #![allow(missing_docs, non_snake_case)]
 
 use std::{net::IpAddr, ops::Range};
@@ -11,14 +11,14 @@ use vtl_proto::{
     wire::{Header, Packet, Size},
 };
 
-/// Ingress, egress, and what they return.
+/// Ingress, egress, and their return values.
 const DRIVERS: [(&str, &str, kernel::Verdicts); 2] = [
     ("vtl_root_in_tc", "vtl_root_out_tc", TC),
     ("vtl_root_in_xdp", "vtl_root_out_xdp", XDP),
 ];
 const UDP: usize = intf::VTL_UDP_HEADER as usize;
 const PORT: u16 = intf::VTL_UDP_PORT as u16;
-/// Of a peer behind a NAT.
+/// UDP port of a peer behind a NAT.
 const THEIRS: u16 = 40_001;
 const V6: usize = ip::OFFSET_V6;
 const UDP_PROTOCOL: u8 = 17;
@@ -26,7 +26,7 @@ const UDP_PROTOCOL: u8 = 17;
 const UDP_DESTINATION: Range<usize> = VTL + 2..VTL + 4;
 const UDP_LENGTH: Range<usize> = VTL + 4..VTL + 6;
 
-/// The header's bytes; the session keeps a port as the network has it.
+/// A UDP header.
 fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
     let mut header = [0; UDP];
     for (i, field) in [from, to, (UDP + length) as u16].into_iter().enumerate() {
@@ -35,7 +35,7 @@ fn header(from: u16, to: u16, length: usize) -> [u8; UDP] {
     header
 }
 
-/// The same packet behind UDP.
+/// The same packet with UDP encapsulation.
 fn behind(frame: &[u8], from: u16) -> Vec<u8> {
     let mut udp = frame.to_vec();
     udp.splice(VTL..VTL, header(from, PORT, frame.len() - VTL));
@@ -75,7 +75,7 @@ fn port(k: &Kernel) -> u16 {
     u16::from_be(k.session().port)
 }
 
-/// What is behind the UDP header of a frame from us to the peer, which begins at `offset`.
+/// Parses the packet behind the UDP header, at `offset`, of a frame from us to the peer.
 #[track_caller]
 fn inside(frame: &[u8], offset: usize, to: u16) -> Packet<'_> {
     let body = &frame[offset + UDP..];
@@ -96,7 +96,7 @@ fn inside(frame: &[u8], offset: usize, to: u16) -> Packet<'_> {
 }
 
 #[test]
-fn udp__what_came_so_is_answered_so_and_sent_so() {
+fn udp__answers_and_sends_in_the_encapsulation_received() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -139,10 +139,10 @@ fn udp__what_came_so_is_answered_so_and_sent_so() {
                 k.run(input, &wrap(ack, THEIRS), 1);
                 assert_eq!(k.session().tx.una, seq + 1);
             }
-            // A NAT has forgotten the port.
+            // A NAT changes the port.
             k.run(input, &wrap(data(2, 0, &[1]), 40_002), 1);
             assert_eq!(port(&k), 40_002);
-            // No UDP any more, and the answer without.
+            // Without UDP: so is the answer.
             let plain = data(3, now, &[3; 32]);
             let plain = if at == V6 { v6(&plain, None) } else { plain };
             let ran = k.run(input, &plain, 1);
@@ -197,9 +197,9 @@ fn forward(on: bool) {
     }
 }
 
-/// Where the kernel forwards, packets for other hosts are none of ours, whatever they look like.
+/// Where the kernel forwards, packets for other hosts pass untouched, whatever they look like.
 #[test]
-fn root_ingress__leaves_alone_what_is_for_other_hosts() {
+fn root_ingress__passes_packets_for_other_hosts() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -252,15 +252,14 @@ fn root_ingress__leaves_alone_what_is_for_other_hosts() {
                 let is_seen = input == "vtl_root_in_tc";
                 assert_eq!(run(&bridged), (is_seen, is_seen), "{what}, bridged");
             }
-            // Of those, this one was taken.
+            // Only the packet of the session for this host was accepted.
             assert_eq!(k.session().rx.received, 1);
         }
     }
 }
 
-/// What comes by TCP, and what does not.
 #[test]
-fn tunnel__who_leads_decides_and_the_other_side_follows() {
+fn tunnel__the_initiator_decides_and_the_responder_follows() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -293,7 +292,7 @@ fn tunnel__who_leads_decides_and_the_other_side_follows() {
         goes(TUNNEL);
         plain(&k, &data(2, 0, &[1]));
         follows(interface, TUNNEL);
-        // Both are taken and answered, however they come.
+        // DATA is accepted and answered by either way.
         let before = k.session().rx.received;
         let now = intf::VTL_F_ACK_NOW;
         assert_eq!(by_tcp(&k, &data(3, now, &[1])).verdict, kernel::TC.answer);
@@ -307,7 +306,7 @@ fn tunnel__who_leads_decides_and_the_other_side_follows() {
 }
 
 #[test]
-fn udp__who_leads_keeps_its_way() {
+fn udp__the_initiator_keeps_its_encapsulation() {
     if !vtl_testing::is_root() {
         return;
     }
@@ -337,7 +336,7 @@ fn udp__who_leads_keeps_its_way() {
 }
 
 #[test]
-fn udp__what_is_not_ours_or_not_authentic() {
+fn udp__foreign_malformed_and_unauthentic_packets() {
     if !vtl_testing::is_root() {
         return;
     }

@@ -4,7 +4,7 @@
 //!
 //! - [`Link`]: parameters set by users; [`Profile`]: named links;
 //! - [`Direction`]: one direction of a link, packets and the time in, packets and deadlines out;
-//! - [`LossProcess`]: the distribution of losses;
+//! - [`LossModel`]: the distribution of losses;
 //! - [`Random`]: the random numbers of all of them, reproducible by seed.
 
 // Tests are named `function__case`.
@@ -18,7 +18,6 @@ mod random;
 mod sojourn;
 
 pub use link::{BadLink, Host, Link, LossModel, MTU, Slots};
-pub use loss::LossProcess;
 pub use model::{Direction, DirectionStats, Frame, Nanos, Params, mark_ip};
 pub use profile::Profile;
 pub use random::Random;

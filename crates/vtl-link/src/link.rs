@@ -258,7 +258,7 @@ impl Link {
             }
         }
         if self.loses_directly() && self.loss_model != LossModel::Uniform {
-            return refuse("without emulation only uniform loss can be had");
+            return refuse("a direct link has uniform loss only");
         }
         Ok(())
     }
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn check__names_the_wrong_figure() {
+    fn check__names_the_invalid_parameter() {
         let wrong = [
             (
                 Link {

@@ -5,7 +5,7 @@ use crate::random::Random;
 
 /// A sequence of decisions, one per packet: lost or not.
 #[derive(Debug, Clone)]
-pub struct LossProcess {
+pub(crate) struct LossProcess {
     model: LossModel,
     /// Mean loss rate, 0 to 1.
     mean: f64,
@@ -15,7 +15,7 @@ pub struct LossProcess {
 
 impl LossProcess {
     /// A process with the long-term loss rate `mean` (0 to 1).
-    pub fn new(model: LossModel, mean: f64, seed: u64) -> Self {
+    pub(crate) fn new(model: LossModel, mean: f64, seed: u64) -> Self {
         LossProcess {
             model,
             mean,
@@ -25,13 +25,13 @@ impl LossProcess {
     }
 
     /// Changes the model, and continues the random sequence.
-    pub fn set(&mut self, model: LossModel, mean: f64) {
+    pub(crate) fn set(&mut self, model: LossModel, mean: f64) {
         self.model = model;
         self.mean = mean;
     }
 
     /// Whether the next packet is lost.
-    pub fn lose_next(&mut self) -> bool {
+    pub(crate) fn lose_next(&mut self) -> bool {
         if self.mean <= 0.0 {
             self.in_burst = false;
             return false;

@@ -126,7 +126,6 @@ __u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *f
 
 __u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *received, __u32 length,
                          __u8 *answer, __u32 room) {
-    enum { IFINDEX = 1 };
     if (length > VTL_NATIVE_FRAME)
         return 0;
     host = h;
@@ -134,7 +133,7 @@ __u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *recei
     /* Reading beyond the frame is a crash. */
     __u8 *frame = h->stage + VTL_NATIVE_FRAME - length;
     memcpy(frame, received, length);
-    int route = vtl_route(frame, frame + length, length, IFINDEX);
+    int route = vtl_route(frame, frame + length, length, VTL_NATIVE_IFINDEX);
     if (route < 0)
         return 0;
     int offset = vtl_parse_frame(frame, frame + length, length);

@@ -13,8 +13,12 @@
 #include "tf/reverse.h"
 #include "tf/tfrc.h"
 
-/* The longest frame: headers of Ethernet, IPv6 and VTL, and payload. */
-enum { VTL_NATIVE_FRAME = 2048, VTL_NATIVE_SESSIONS = 8 };
+enum {
+    VTL_NATIVE_FRAME = 2048, /* buffer for any frame: Ethernet, IPv6 and VTL headers, and payload */
+    VTL_NATIVE_ANSWER = 1514, /* maximum length of an acknowledgement's frame, at an MTU of 1,500 */
+    VTL_NATIVE_SESSIONS = 8,
+    VTL_NATIVE_IFINDEX = 2, /* the interface of all frames; not the loopback, which is VTL_TUNNEL */
+};
 
 struct vtl_native_host;
 
@@ -28,7 +32,7 @@ int vtl_native_add(struct vtl_native_host *h, __u32 sid, __u32 slots);
 /* The description of a graft; NULL behind the last one. */
 const struct vtl_graft_info *vtl_native_graft(__u32 index);
 
-/* What a session owns; the pointers live as long as the host. */
+/* A session's state, rings and scoreboard; the pointers are valid as long as the host. */
 struct vtl_session *vtl_native_session(struct vtl_native_host *h, __u32 sid);
 struct vtl_slot *vtl_native_tx_ring(struct vtl_native_host *h, __u32 sid);
 struct vtl_slot *vtl_native_rx_ring(struct vtl_native_host *h, __u32 sid);
@@ -38,16 +42,16 @@ __u64 *vtl_native_stats(struct vtl_native_host *h);
 /* Bit set of enum vtl_what since the last call. */
 __u32 vtl_native_events(struct vtl_native_host *h, __u32 sid);
 
-/* What the pump does for one packet: writes a frame and returns its length, or 0 when there is
- * nothing to send before wake_ns. */
+/* Runs egress for one packet, as the pump does: writes a frame and returns its length, or 0 if
+ * there is nothing to send before wake_ns. */
 __u32 vtl_native_egress(struct vtl_native_host *h, __u32 sid, __u64 now, __u8 *frame);
 
-/* A frame arrives. Returns the length of the answer in `answer`, or 0. `room` is the longest answer
- * possible: XDP cannot make a frame longer. */
+/* Passes a frame to ingress or the listener. Returns the length of the acknowledgement in `answer`,
+ * or 0. `room`: its maximum length. */
 __u32 vtl_native_ingress(struct vtl_native_host *h, __u64 now, const __u8 *frame, __u32 length,
                          __u8 *answer, __u32 room);
 
-/* Single transport functions, for tables. The host is the one that the session belongs to. */
+/* Single transport functions, for table tests. The host is the session's. */
 #define VTL_NATIVE_OUT(name)                                                                       \
     enum vtl_verdict vtl_native_##name(struct vtl_native_host *, struct vtl_out *)
 #define VTL_NATIVE_IN(name)                                                                        \

@@ -16,8 +16,8 @@
 
 enum { SID = 1, SLOTS = 1024, LENGTH = 1000, PACKETS = 2000, QUEUE = 256, EVENTS = 1 << 16 };
 #define MS 1000000ull
-#define PATIENCE (1200 * 1000 * MS)
-#define UPTIME (3600 * 1000 * MS) /* what the hosts' clocks show when the simulation begins */
+#define PATIENCE (1200 * 1000 * MS) /* of virtual time, until a transfer counts as stalled */
+#define UPTIME (3600 * 1000 * MS)   /* what the hosts' clocks show when the simulation begins */
 /* Of one byte at 100 Mbit/s. */
 #define NS_PER_BYTE 80
 
@@ -139,8 +139,8 @@ static void application(struct world *w) {
         s->wake = w->now;
 }
 
-/* The receiving application reads and judges. */
-static void judge(struct world *w, __u32 services) {
+/* The receiving application reads, and checks what it gets. */
+static void check(struct world *w, __u32 services) {
     struct side *s = &w->side[1];
     struct vtl_slot *ring = vtl_native_rx_ring(s->host, SID);
     struct vtl_ring_ctl *ctl = (struct vtl_ring_ctl *)ring;
@@ -207,7 +207,7 @@ static int open_session(struct side *side, int i, const struct vtl_graft_info *g
                                      0x08, 0, 0x45, 0, 0, 0,     0,  0, 0x40, 0,    64, VTL_IPPROTO,
                                      0,    0, 10,   0, 0, 1 + i, 10, 0, 0,    2 - i};
     memcpy(s->headers, head, sizeof(head));
-    s->ifindex = 1;
+    s->ifindex = VTL_NATIVE_IFINDEX;
     s->tx.limit = SLOTS;
     s->tx.cwnd = 32;
     s->tx.reorder = VTL_REORDER;
@@ -246,12 +246,12 @@ static int simulate(const struct path *path, __u64 seed) {
             struct event e = take(w);
             __u8 answer[VTL_NATIVE_FRAME];
             __u32 n = vtl_native_ingress(w->side[e.to].host, UPTIME + w->now, e.bytes, e.length,
-                                         answer, 1514);
+                                         answer, VTL_NATIVE_ANSWER);
             free(e.bytes);
             if (n)
                 transmit(w, e.to, answer, n);
         }
-        judge(w, graft->services);
+        check(w, graft->services);
         done = tx->una == PACKETS && (reliable ? w->side[1].read == PACKETS : !w->events);
     }
     const char *wrong = 0;

@@ -130,7 +130,7 @@ impl Host {
     }
 
     /// Opens session `sid` with the peer's session of the same number, as vtld does (`entry` and
-    /// `fill` in its broker). `side`: 0 at one host, 1 at the other.
+    /// `fill` in `broker/session.rs`). `side`: 0 at one host, 1 at the other.
     ///
     /// # Panics
     /// If the session exists, or the parameters are invalid.
@@ -158,7 +158,7 @@ impl Host {
         s.ip_version = if config.ipv6 { 6 } else { 4 };
         s.headers = ip::template(address(1 + side), address(2 - side));
         s.headers[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2 - side, 2, 0, 0, 0, 0, 1 + side]);
-        s.ifindex = 1;
+        s.ifindex = ffi::VTL_NATIVE_IFINDEX;
         s.tx.limit = config.slots.into();
         s.tx.cwnd = 32;
         s.tx.reorder = intf::VTL_REORDER;
@@ -194,17 +194,17 @@ impl Host {
         unsafe { &mut *ffi::vtl_native_session(self.at.as_ptr(), sid) }
     }
 
-    /// State of transport functions at the start of the graft's own state: `vtl_bbr`, `vtl_cc`, `vtl_tfrc` or
-    /// `vtl_reverse`.
-    pub fn state<T: Control>(&self, sid: u32) -> &T {
+    /// The graft's own state (`vtl_tx.own`), of which a transport function's is at the start: `vtl_bbr`,
+    /// `vtl_cc`, `vtl_tfrc` or `vtl_reverse`.
+    pub fn state<T: OwnState>(&self, sid: u32) -> &T {
         let own = &self.session(sid).tx.own;
         assert!(size_of::<T>() <= size_of_val(own));
         // SAFETY: it fits, words are aligned enough for it, and any bits are one of its values.
         unsafe { &*own.as_ptr().cast() }
     }
 
-    /// That state, mutable.
-    pub fn control<T: Control>(&mut self, sid: u32) -> &mut T {
+    /// The graft's own state, mutable.
+    pub fn state_mut<T: OwnState>(&mut self, sid: u32) -> &mut T {
         let own = &mut self.session_mut(sid).tx.own;
         assert!(size_of::<T>() <= size_of_val(own));
         // SAFETY: as in `state`, and the borrow is exclusive.
@@ -284,7 +284,7 @@ impl Host {
                 frame.as_ptr(),
                 frame.len() as u32,
                 answer.as_mut_ptr(),
-                1514,
+                ffi::VTL_NATIVE_ANSWER,
             )
         };
         (n != 0).then_some(n as usize)
@@ -390,12 +390,12 @@ impl Host {
     }
 }
 
-/// State of a graft's transport functions: plain integers.
-pub trait Control {}
-impl Control for ffi::vtl_bbr {}
-impl Control for ffi::vtl_cc {}
-impl Control for ffi::vtl_tfrc {}
-impl Control for ffi::vtl_reverse {}
+/// State of a transport function in `vtl_tx.own`: plain integers.
+pub trait OwnState {}
+impl OwnState for ffi::vtl_bbr {}
+impl OwnState for ffi::vtl_cc {}
+impl OwnState for ffi::vtl_tfrc {}
+impl OwnState for ffi::vtl_reverse {}
 
 /// A transport function of egress.
 pub type OutFunction =

@@ -6,6 +6,7 @@
 //! - [`sim`]: two hosts on the link model of `vtl-link`, in virtual time;
 //! - [`pair`]: one session of them, whose frames somebody else moves;
 //! - [`contest`]: flows that share a bottleneck, with [`models`] of TCP;
+//! - [`change`]: paths that change under a transfer;
 //! - [`hostile`]: misbehaving applications and peers;
 //! - [`report`]: the table of results;
 //! - [`app`]: the applications at both ends;

@@ -12,6 +12,7 @@ use vtl_link::Nanos;
 pub const SEGMENT: u64 = 1500;
 /// The initial window, segments (RFC 6928).
 const INITIAL: f64 = 10.0;
+/// Nanoseconds in a second. Times are in nanoseconds, windows in segments, rates in segments per second.
 const SECOND: f64 = 1e9;
 
 /// A modelled congestion control.
@@ -23,6 +24,7 @@ pub enum Model {
     Bbr,
 }
 
+/// A transmission in flight, with the sender's state at that time for the rate sample.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     id: u64,
@@ -31,6 +33,7 @@ struct Sent {
     first: Nanos,
     delivered: u64,
     delivered_at: Nanos,
+    /// Application-limited.
     limited: bool,
 }
 
@@ -51,21 +54,31 @@ struct Sample {
 #[derive(Debug)]
 pub struct Sender {
     control: Control,
+    /// Transmissions in flight, in order.
     out: VecDeque<Sent>,
+    /// Number of the next transmission.
     next: u64,
     /// Transmissions delivered.
     pub delivered: u64,
     delivered_at: Nanos,
+    /// Time of the transmission acknowledged latest: start of rate samples.
     first: Nanos,
+    /// `delivered` at which the round ends.
     round_end: u64,
+    /// First transmission after the latest reduction of the window.
     recover: u64,
     srtt: f64,
+    /// Time of the latest acknowledgement.
     heard: Nanos,
+    /// Earliest time of the next transmission.
     pace_at: Nanos,
     /// Segments to send: those of `lost`, and new ones.
     left: u64,
+    /// Segments to retransmit.
     lost: VecDeque<u64>,
+    /// Next new segment.
     fresh: u64,
+    /// Segment of the latest transmission.
     latest: u64,
     probes: Option<Probes>,
 }
@@ -329,12 +342,18 @@ impl Sender {
 #[derive(Debug)]
 struct Cubic {
     cwnd: f64,
+    /// Slow start threshold.
     threshold: f64,
-    most: f64,
+    /// `W_max` of RFC 9438.
+    w_max: f64,
+    /// `K`, seconds.
     k: f64,
+    /// Start of congestion avoidance; 0: not begun since the latest loss.
     epoch: Nanos,
-    friendly: f64,
+    /// `W_est`, `NewReno`'s window.
+    w_est: f64,
     min_rtt: f64,
+    /// Minimum of this round, and its samples: `HyStart`.
     round_rtt: f64,
     round_samples: u32,
 }
@@ -347,10 +366,10 @@ impl Cubic {
         Self {
             cwnd: INITIAL,
             threshold: f64::INFINITY,
-            most: 0.0,
+            w_max: 0.0,
             k: 0.0,
             epoch: 0,
-            friendly: 0.0,
+            w_est: 0.0,
             min_rtt: f64::INFINITY,
             round_rtt: f64::INFINITY,
             round_samples: 0,
@@ -371,7 +390,7 @@ impl Cubic {
         self.round_rtt = self.round_rtt.min(s.rtt);
         self.round_samples += 1;
         if s.lost {
-            self.most = if self.cwnd < self.most {
+            self.w_max = if self.cwnd < self.w_max {
                 self.cwnd * (1.0 + Self::BETA) / 2.0
             } else {
                 self.cwnd
@@ -395,14 +414,14 @@ impl Cubic {
         }
         if self.epoch == 0 {
             self.epoch = s.now;
-            self.friendly = self.cwnd;
-            self.most = self.most.max(self.cwnd);
-            self.k = ((self.most - self.cwnd) / Self::C).cbrt();
+            self.w_est = self.cwnd;
+            self.w_max = self.w_max.max(self.cwnd);
+            self.k = ((self.w_max - self.cwnd) / Self::C).cbrt();
         }
         let t = (s.now - self.epoch) as f64 / SECOND + srtt / SECOND;
-        let target = Self::C * (t - self.k).powi(3) + self.most;
-        self.friendly += 3.0 * (1.0 - Self::BETA) / (1.0 + Self::BETA) / self.cwnd;
-        let target = target.max(self.friendly).min(self.cwnd * 1.5);
+        let target = Self::C * (t - self.k).powi(3) + self.w_max;
+        self.w_est += 3.0 * (1.0 - Self::BETA) / (1.0 + Self::BETA) / self.cwnd;
+        let target = target.max(self.w_est).min(self.cwnd * 1.5);
         self.cwnd += ((target - self.cwnd) / self.cwnd).max(0.01 / self.cwnd);
     }
 }
@@ -411,8 +430,8 @@ impl Cubic {
 enum Mode {
     Startup,
     Drain,
-    Bandwidth,
-    RoundTrip,
+    ProbeBw,
+    ProbeRtt,
 }
 
 #[derive(Debug)]
@@ -421,14 +440,20 @@ struct Bbr {
     cwnd: f64,
     /// Maximum rate of each of ten rounds.
     rates: [f64; 10],
+    /// Entry of `rates` for this round.
     slot: usize,
     min_rtt: f64,
+    /// Time of the latest sample of `min_rtt`.
     min_at: Nanos,
+    /// STARTUP: the rate that growth is compared with, and rounds without growth.
     full: f64,
     full_rounds: u32,
+    /// `PROBE_BW`: position in `GAINS`, and its start.
     cycle: usize,
     cycle_at: Nanos,
+    /// `PROBE_RTT`: its end; 0: in flight has not fallen to the minimum yet.
     probe_end: Nanos,
+    /// Packet conservation in the round after a loss.
     recovery: bool,
 }
 
@@ -465,8 +490,8 @@ impl Bbr {
         let gain = match self.mode {
             Mode::Startup => Self::HIGH,
             Mode::Drain => 1.0 / Self::HIGH,
-            Mode::Bandwidth => Self::GAINS[self.cycle],
-            Mode::RoundTrip => 1.0,
+            Mode::ProbeBw => Self::GAINS[self.cycle],
+            Mode::ProbeRtt => 1.0,
         };
         let bw = self.bw();
         if bw == 0.0 {
@@ -499,9 +524,9 @@ impl Bbr {
             }
         }
         if self.mode == Mode::Drain && s.in_flight <= self.bdp() {
-            (self.mode, self.cycle_at) = (Mode::Bandwidth, s.now);
+            (self.mode, self.cycle_at) = (Mode::ProbeBw, s.now);
         }
-        if self.mode == Mode::Bandwidth {
+        if self.mode == Mode::ProbeBw {
             let full = (s.now - self.cycle_at) as f64 > self.min_rtt;
             let next = match Self::GAINS[self.cycle] {
                 g if g > 1.0 => full && (s.lost || s.in_flight >= g * self.bdp()),
@@ -516,14 +541,14 @@ impl Bbr {
         if s.rtt <= self.min_rtt || expired {
             (self.min_rtt, self.min_at) = (s.rtt, s.now);
         }
-        if expired && self.mode != Mode::RoundTrip && self.full_rounds >= 3 {
-            (self.mode, self.probe_end) = (Mode::RoundTrip, 0);
+        if expired && self.mode != Mode::ProbeRtt && self.full_rounds >= 3 {
+            (self.mode, self.probe_end) = (Mode::ProbeRtt, 0);
         }
-        if self.mode == Mode::RoundTrip {
+        if self.mode == Mode::ProbeRtt {
             if self.probe_end == 0 && s.in_flight <= 4.0 {
                 self.probe_end = s.now + 200_000_000 + self.min_rtt as Nanos;
             } else if self.probe_end != 0 && s.now > self.probe_end {
-                (self.mode, self.min_at, self.cycle_at) = (Mode::Bandwidth, s.now, s.now);
+                (self.mode, self.min_at, self.cycle_at) = (Mode::ProbeBw, s.now, s.now);
                 self.cycle = 2 + (delivered % 6) as usize;
             }
         }
@@ -533,7 +558,7 @@ impl Bbr {
             self.recovery = true;
             self.cwnd = self.cwnd.min(s.in_flight + 1.0).max(4.0);
         }
-        self.cwnd = if self.mode == Mode::RoundTrip {
+        self.cwnd = if self.mode == Mode::ProbeRtt {
             self.cwnd.min(4.0)
         } else if self.recovery {
             self.cwnd

@@ -1,4 +1,4 @@
-//! Bulk transfers in both directions of one session, and what is known of the peer's queue.
+//! Bulk transfers in both directions of one session, and the estimate of the peer's queue (tf/reverse.h).
 #![allow(missing_docs, non_snake_case)]
 
 mod table;
@@ -8,7 +8,7 @@ use std::thread;
 use table::{Fields, MS, NOW, SID, ack_header, host};
 use vtl_sim::{ffi, host::Host, report::BothWays};
 
-/// Each direction gets at least this share of what it gets alone.
+/// Asserts that each direction has at least this share of the rate that it has alone.
 fn check(cells: &[BothWays], least: f64) {
     thread::scope(|scope| {
         for cell in cells {
@@ -26,7 +26,7 @@ fn check(cells: &[BothWays], least: f64) {
 }
 
 #[test]
-fn both_ways__each_gets_what_it_gets_alone() {
+fn both_ways__each_direction_gets_its_rate_alone() {
     let cells = [(50.0, 100.0, 0.5), (100.0, 100.0, 2.0), (10.0, 100.0, 0.0)];
     check(
         &cells.map(|(rtt_ms, rate_mbit, loss_pct)| BothWays::new(rtt_ms, rate_mbit, loss_pct)),
@@ -34,10 +34,10 @@ fn both_ways__each_gets_what_it_gets_alone() {
     );
 }
 
-/// The peer's packets say when they left by its own clock.
+/// The peer's packets carry their departure by its own clock.
 #[test]
 fn both_ways__clocks_that_drift_change_nothing() {
-    // Far more than any do, so that it would show.
+    // Far more than clocks drift, so that an effect would show.
     check(
         &[-5000, 5000].map(|drift_ppm| BothWays {
             drift_ppm,
@@ -47,9 +47,9 @@ fn both_ways__clocks_that_drift_change_nothing() {
     );
 }
 
-/// A longer way back looks like a queue of the peer's at first.
+/// A longer return path looks like a queue of the peer's at first.
 #[test]
-fn both_ways__a_longer_way_is_found_out() {
+fn both_ways__a_longer_return_path_is_detected() {
     check(
         &[75.0, 150.0, 300.0].map(|rtt_ms| BothWays {
             change: Some(rtt_ms),
@@ -59,11 +59,11 @@ fn both_ways__a_longer_way_is_found_out() {
     );
 }
 
-/// Milliseconds that an acknowledgement is said to have waited, which comes at `ms` from now, `after` milliseconds
-/// after a packet of the peer's that took `took` by the two clocks.
+/// The estimated queueing delay, ms, of an acknowledgement that arrives at `NOW` + `ms`, `after` ms after a packet
+/// of the peer, whose arrival by our clock is `took` ms after its departure by the peer's.
 fn waited(h: &mut Host, ms: u64, after: u64, took: u32) -> u32 {
     let now = NOW + ms * MS;
-    let r: &mut ffi::vtl_reverse = h.control(SID);
+    let r: &mut ffi::vtl_reverse = h.state_mut(SID);
     (r.came_ns, r.took_us) = (now - after * MS, took.wrapping_mul(1000));
     let mut hdr = ack_header(Fields::default());
     let function = ffi::vtl_native_reverse;
@@ -72,7 +72,7 @@ fn waited(h: &mut Host, ms: u64, after: u64, took: u32) -> u32 {
 }
 
 #[test]
-fn reverse__tells_the_peers_queue_from_its_way() {
+fn reverse__separates_the_peers_queue_from_its_path() {
     let path = || {
         host(|s| {
             (s.tx.srtt_us, s.tx.meter.min_rtt_us) = (100_000, 80_000);
@@ -91,15 +91,15 @@ fn reverse__tells_the_peers_queue_from_its_way() {
         "more than a round trip: a longer way"
     );
     assert_eq!(waited(&mut h, 110, 0, 581), 10, "compared with that");
-    // Four round trips, and as many again: what stands then is no queue of the peer's.
+    // After the minimum's window, four to eight round trips, a delay that persists is the path's.
     assert_eq!(waited(&mut h, 450, 0, 581), 10);
     assert_eq!(waited(&mut h, 860, 0, 581), 0);
     assert_eq!(waited(&mut h, 870, 0, 586), 5);
-    // Nor is what the clocks have drifted apart since something came.
+    // Nor is clock drift during a long silence a queue.
     assert_eq!(waited(&mut h, 600_000, 0, 616), 0);
     assert_eq!(waited(&mut h, 600_010, 0, 620), 4);
 
-    // Clocks that have nothing to do with each other.
+    // Clocks without a common origin.
     let mut h = path();
     assert_eq!(waited(&mut h, 0, 0, u32::MAX / 1000 - 5), 0);
     assert_eq!(waited(&mut h, 10, 0, u32::MAX / 1000), 5);

@@ -36,7 +36,7 @@ fn congestion_bbr__startup_drain_probe() {
     let mut round = |h: &mut Host, rate, flight| {
         delivered += 1000;
         h.session_mut(SID).tx.delivered = delivered;
-        h.control::<vtl_bbr>(SID).next_round = delivered;
+        h.state_mut::<vtl_bbr>(SID).next_round = delivered;
         bbr(h, NOW, rate, 100_000, flight);
     };
     for rate in [100, 200, 400, 800, 1000] {
@@ -62,7 +62,7 @@ fn congestion_bbr__startup_drain_probe() {
     let tx = &h.session(SID).tx;
     assert!(
         (125..180).contains(&tx.cwnd),
-        "a quarter more than the path holds, and what hosts may hold up: {}",
+        "1.25 bandwidth-delay products, and an allowance for hosts: {}",
         tx.cwnd
     );
 }
@@ -70,7 +70,7 @@ fn congestion_bbr__startup_drain_probe() {
 /// A path of 1,000 packets/s and 100 ms, known, in PROBE_BW.
 fn known(phase: u32) -> Host {
     let mut h = host(|s| s.tx.srtt_us = 100_000);
-    *h.control(SID) = vtl_bbr {
+    *h.state_mut(SID) = vtl_bbr {
         mode: VTL_BBR_PROBE_BW,
         phase,
         phase_ns: NOW,
@@ -86,7 +86,7 @@ fn known(phase: u32) -> Host {
     h
 }
 
-/// Of what was sent, so many packets have arrived, and so many have not.
+/// Counts `arrived` more arrivals and `lost` more losses in the meter.
 fn arrive(h: &mut Host, arrived: u32, lost: u32) {
     let meter = &mut h.session_mut(SID).tx.meter;
     meter.arrived += arrived;
@@ -97,7 +97,7 @@ fn arrive(h: &mut Host, arrived: u32, lost: u32) {
 fn round(h: &mut Host, now: u64, rtt_us: u32, flight: u64) {
     let delivered = h.session(SID).tx.delivered + 100;
     h.session_mut(SID).tx.delivered = delivered;
-    h.control::<vtl_bbr>(SID).next_round = delivered;
+    h.state_mut::<vtl_bbr>(SID).next_round = delivered;
     arrive(h, 100, 0);
     bbr(h, now, 1000, rtt_us, flight);
 }
@@ -124,7 +124,7 @@ fn congestion_bbr__phases() {
     assert_eq!(phase(&h), VTL_BBR_CRUISE);
     bbr(&mut h, NOW + 104 * MS + 510 * MS, 0, 100_000, 100);
     assert_eq!(phase(&h), VTL_BBR_UP, "after five round trips at most");
-    // More came of it, and round trips are as short as ever: go on.
+    // The rate has grown and round trips show no queue: repeat.
     bbr(&mut h, NOW + 720 * MS, 1200, 101_000, 150);
     assert_eq!(phase(&h), VTL_BBR_UP);
     assert_eq!(h.state::<vtl_bbr>(SID).phase_ns, NOW + 720 * MS);
@@ -158,13 +158,13 @@ fn congestion_bbr__a_standing_queue_is_drained() {
 }
 
 #[test]
-fn congestion_bbr__marks_tell_of_a_queue() {
+fn congestion_bbr__ecn_marks_signal_a_queue() {
     let mut h = known(VTL_BBR_CRUISE);
     let mut marked = |count: u16| {
         let mut hdr = ack_header(Fields::default());
         hdr.h.aux = count.to_be();
         h.session_mut(SID).tx.delivered += 100;
-        h.control::<vtl_bbr>(SID).next_round = u64::MAX;
+        h.state_mut::<vtl_bbr>(SID).next_round = u64::MAX;
         h.ackd(
             ffi::vtl_native_congestion_bbr,
             SID,
@@ -178,7 +178,7 @@ fn congestion_bbr__marks_tell_of_a_queue() {
         round(&mut h, NOW, 100_000, 100);
         h.state::<vtl_bbr>(SID).queued
     };
-    // News, news, none, an older acknowledgement, news across the wrap.
+    // New marks twice, none, an older acknowledgement, new marks across the wrap.
     assert_eq!([7, 9, 9, 8, 9 + 0x7fff].map(&mut marked), [1, 1, 0, 0, 1]);
     assert_eq!(marked(3), 1);
 }
@@ -193,13 +193,13 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
             break;
         }
         assert!(n < 30, "three times in vain are enough");
-        // Shorter by what we take out.
+        // Shorter by what our reduced window takes out.
         round(&mut h, NOW + n * MS, 150_000 - n as u32 % 3 * 4000, 110);
     }
     let tx = &h.session(SID).tx;
     assert_eq!(tx.cwnd, before, "not what draining has left");
     // CUBIC: 0.4 packets for the cube of each second.
-    h.control::<vtl_bbr>(SID).next_round = u64::MAX;
+    h.state_mut::<vtl_bbr>(SID).next_round = u64::MAX;
     let start = h.state::<vtl_bbr>(SID).epoch_ns;
     bbr(&mut h, start + 5000 * MS, 0, 150_000, 1000);
     assert_eq!(h.session(SID).tx.cwnd, before + 50);
@@ -209,15 +209,15 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     round(&mut h, start + 5001 * MS, 200_000, 150);
     let less = h.session(SID).tx.cwnd;
     assert!(((before + 50) * 179 / 256).abs_diff(less) <= 1, "{less}");
-    // What else gets lost in the next round had been sent before.
+    // Losses of the next round are of packets sent before the decrease.
     h.session_mut(SID).tx.lost_total += 1;
     round(&mut h, start + 5002 * MS, 150_000, less);
     assert_eq!(h.session(SID).tx.cwnd, less);
-    h.control::<vtl_bbr>(SID).next_round = u64::MAX;
+    h.state_mut::<vtl_bbr>(SID).next_round = u64::MAX;
     // CUBIC takes seconds to get back.
     let k = u64::from(h.state::<vtl_bbr>(SID).k_ms);
     assert!((3000..6000).contains(&k), "{k}");
-    h.control::<vtl_bbr>(SID).min_rtt_ns_at = start + 5000 * MS;
+    h.state_mut::<vtl_bbr>(SID).min_rtt_ns_at = start + 5000 * MS;
     let later = start + (5002 + k) * MS;
     // Probing for the round trip happens at times that hosts share, and one may be in between.
     for n in 0..5 {
@@ -227,8 +227,8 @@ fn congestion_bbr__a_queue_that_stays_is_a_competitors() {
     assert!((before + 49..=before + 60).contains(&window), "{window}");
 }
 
-/// Round trips of three times the shortest, with less and with more in flight: `rtt` and `losses` are of the
-/// round that tells.
+/// Round trips of three times the minimum, with less and with more in flight. `rtt`, `losses` and `flight` are
+/// those of the round that decides.
 fn longer(rtt: u32, losses: u32, flight: u64) -> Host {
     let mut h = known(VTL_BBR_CRUISE);
     for n in 0..4 {
@@ -245,13 +245,13 @@ fn longer(rtt: u32, losses: u32, flight: u64) -> Host {
 }
 
 #[test]
-fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
+fn congestion_bbr__round_trips_that_ignore_our_window_are_the_paths() {
     let h = longer(301_000, 1, 112);
     let b = h.state::<vtl_bbr>(SID);
-    assert_eq!(b.mode, VTL_BBR_STARTUP, "the path is got to know anew");
+    assert_eq!(b.mode, VTL_BBR_STARTUP, "the model starts anew");
     assert_eq!(h.session(SID).tx.mode, VTL_MODE_STARTUP);
     assert_eq!((b.min_rtt_us, b.busy), (301_000, 0));
-    // A queue that grew by what was added, one that was full, and an application that had no more to add.
+    // A queue that grew with our window, one that overflowed, and an application that did not fill the window.
     for h in [
         longer(306_000, 0, 112),
         longer(301_000, 20, 112),
@@ -267,23 +267,23 @@ fn congestion_bbr__round_trips_that_follow_nothing_are_the_paths() {
 fn congestion_bbr__probe_rtt() {
     const S: u64 = 1000 * MS;
     let mut h = known(VTL_BBR_CRUISE);
-    h.control::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
+    h.state_mut::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
     let mode = |h: &Host| h.state::<vtl_bbr>(SID).mode;
     bbr(&mut h, NOW + 9 * S, 0, 150_000, 150);
     assert_eq!(mode(&h), VTL_BBR_PROBE_BW);
     bbr(&mut h, NOW + 11 * S, 0, 101_900, 150);
-    assert_eq!(mode(&h), VTL_BBR_PROBE_BW, "as good as the minimum");
+    assert_eq!(mode(&h), VTL_BBR_PROBE_BW, "near the minimum");
     bbr(&mut h, NOW + 22 * S, 0, 150_000, 150);
     assert_eq!(
         (mode(&h), h.session(SID).tx.cwnd),
         (VTL_BBR_PROBE_RTT, 100),
-        "what the path holds, first"
+        "first one bandwidth-delay product"
     );
     assert_eq!(h.session(SID).tx.mode, VTL_MODE_PROBE_RTT);
     for n in 1..=2 {
         round(&mut h, NOW + 22 * S + n * 100 * MS, 130_000, 100);
     }
-    assert_eq!(h.session(SID).tx.cwnd, 50, "then half of it");
+    assert_eq!(h.session(SID).tx.cwnd, 50, "then half of one");
     bbr(&mut h, NOW + 22 * S + 250 * MS, 0, 120_000, 50);
     bbr(&mut h, NOW + 22 * S + 501 * MS, 0, 125_000, 50);
     assert_eq!(
@@ -293,12 +293,12 @@ fn congestion_bbr__probe_rtt() {
     );
 }
 
-/// The path may have become shorter, with a queue that makes up for it.
+/// The path may have become shorter, and a queue may hide it.
 #[test]
 fn congestion_bbr__the_shortest_round_trip_is_not_trusted_for_ever() {
     const S: u64 = 1000 * MS;
     let mut h = known(VTL_BBR_CRUISE);
-    h.control::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
+    h.state_mut::<vtl_bbr>(SID).probe_rtt_end_ns = NOW;
     let known = |h: &Host| {
         (
             h.state::<vtl_bbr>(SID).mode,
@@ -325,7 +325,7 @@ fn congestion_bbr__probe_rtt_finds_the_competitor_gone() {
     const S: u64 = 1000 * MS;
     for (rtt_us, competing, min_rtt_us) in [(105_000, 0, 101_250), (140_000, 1, 110_000)] {
         let mut h = known(VTL_BBR_CRUISE);
-        let b = h.control::<vtl_bbr>(SID);
+        let b = h.state_mut::<vtl_bbr>(SID);
         (b.competing, b.window, b.most, b.epoch_ns) = (1, 200, 200, NOW);
         bbr(&mut h, NOW + 11 * S, 0, 180_000, 200);
         for n in 1..=3 {
@@ -347,8 +347,8 @@ fn share(percent: u32) -> u32 {
 }
 
 #[test]
-fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
-    // lost per 1,000 that arrive; per cent of what is sent when less is; the pace's surplus in per mille, at least
+fn congestion_bbr__compensates_losses_up_to_a_limit() {
+    // lost per 1,000 that arrive; the path's own loss rate, per cent; minimum surplus of the pacing rate, per mille
     for (lost, floor, surplus) in [
         (0, 10, 0),
         (10, 10, 2),
@@ -358,7 +358,7 @@ fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
         (1000, 60, 142),
     ] {
         let mut h = host(|s| s.tx.delivered = 1000);
-        *h.control(SID) = vtl_bbr {
+        *h.state_mut(SID) = vtl_bbr {
             mode: VTL_BBR_PROBE_BW,
             phase: VTL_BBR_CRUISE,
             phase_ns: NOW,
@@ -377,7 +377,7 @@ fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
         let tx = &mut h.session_mut(SID).tx;
         tx.meter.arrived += lost;
         tx.delivered = 3000;
-        h.control::<vtl_bbr>(SID).next_round = 3000;
+        h.state_mut::<vtl_bbr>(SID).next_round = 3000;
         arrive(&mut h, 2000, 0);
         bbr(&mut h, NOW, 1000, 100_000, 100);
         assert_eq!(h.state::<vtl_bbr>(SID).loss_q16, 3 * before / 4);
@@ -385,7 +385,7 @@ fn congestion_bbr__losses_are_made_up_for_to_a_limit() {
 }
 
 #[test]
-fn congestion_bbr__what_less_loses_is_the_paths_own() {
+fn congestion_bbr__loss_at_a_lower_rate_is_the_paths_own() {
     let mut h = known(VTL_BBR_DOWN);
     let tx = &mut h.session_mut(SID).tx;
     (tx.xid, tx.meter.xid, tx.meter.arrived) = (1000, 900, 700);
@@ -412,15 +412,15 @@ fn congestion_bbr__what_less_loses_is_the_paths_own() {
 }
 
 #[test]
-fn congestion_bbr__startup_ends_when_the_queue_runs_over() {
-    // the rate that growth is measured against; the round trip; what becomes of it
+fn congestion_bbr__startup_ends_when_the_queue_overflows() {
+    // the rate that growth is compared with; the round trip; the resulting mode
     for (full, rtt_us, mode) in [
         (1000, 100_000, VTL_BBR_DRAIN),
         (700, 100_000, VTL_BBR_STARTUP),
         (700, 150_000, VTL_BBR_DRAIN),
     ] {
         let mut h = host(|s| s.tx.delivered = 700);
-        *h.control(SID) = vtl_bbr {
+        *h.state_mut(SID) = vtl_bbr {
             full_bw: full * 1024,
             min_rtt_us: 100_000,
             round_min_us: u32::MAX,
@@ -432,9 +432,9 @@ fn congestion_bbr__startup_ends_when_the_queue_runs_over() {
     }
 }
 
-/// Where a few packets overtake most others, round trips are longer than the shortest, and more is under way.
+/// Where a few packets overtake most others, round trips are longer than the minimum, and more is in flight.
 #[test]
-fn congestion_bbr__leaves_room_for_what_is_overtaken() {
+fn congestion_bbr__window_includes_overtaken_packets() {
     for (share_q16, queued, more) in [(8000, 1, 0), (8192, 0, 40)] {
         let mut h = known(VTL_BBR_CRUISE);
         round(&mut h, NOW, 100_000, 100);
@@ -448,10 +448,10 @@ fn congestion_bbr__leaves_room_for_what_is_overtaken() {
     }
 }
 
-/// Against a competitor, `rtt` in the rounds after a window of 400, and what is in flight then.
+/// The model in competition after rounds with this round trip and in flight, which follow a window of 400.
 fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
     let mut h = known(VTL_BBR_CRUISE);
-    let b = h.control::<vtl_bbr>(SID);
+    let b = h.state_mut::<vtl_bbr>(SID);
     (b.competing, b.busy, b.window, b.most, b.epoch_ns) = (1, 8, 400, 400, NOW);
     for n in 0..3 {
         round(&mut h, NOW + n * MS, 160_000, 400);
@@ -463,13 +463,13 @@ fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
 }
 
 #[test]
-fn congestion_bbr__a_competitor_whose_queue_follows_nothing_is_none() {
+fn congestion_bbr__a_queue_that_ignores_our_window_is_no_competitor() {
     let b = against(161_000, 200, 3);
     assert_eq!(
         (b.competing, b.mode, b.min_rtt_us),
         (0, VTL_BBR_STARTUP, 160_000)
     );
-    // Too early to tell; not half as much; a queue that is shorter by what was taken out.
+    // Too few rounds; more than half in flight; a queue that shrank with our window.
     for (rtt, flight, rounds) in [(161_000, 200, 2), (161_000, 210, 9), (150_000, 200, 9)] {
         let b = against(rtt, flight, rounds);
         assert_eq!((b.competing, b.min_rtt_us), (1, 100_000), "{rtt} {flight}");
@@ -477,9 +477,9 @@ fn congestion_bbr__a_competitor_whose_queue_follows_nothing_is_none() {
 }
 
 #[test]
-fn congestion_bbr__drains_paths_that_hold_nothing() {
+fn congestion_bbr__drain_ends_at_the_minimum_window() {
     let mut h = host(|_| ());
-    let b: &mut vtl_bbr = h.control(SID);
+    let b: &mut vtl_bbr = h.state_mut(SID);
     (b.mode, b.min_rtt_us, b.bw, b.bw_max[0]) = (VTL_BBR_DRAIN, 1000, 1024, 1024);
     b.next_round = u64::MAX;
     bbr(&mut h, NOW, 0, 1000, 5);

@@ -17,7 +17,7 @@ fn path(rtt_us: u32, cwnd: u64, threshold: u64) -> Host {
         (s.tx.srtt_us, s.tx.cwnd) = (rtt_us, cwnd);
         (s.tx.xid, s.tx.acked_xid) = (10_000, 9_000);
     });
-    let cc: &mut ffi::vtl_cc = h.control(SID);
+    let cc: &mut ffi::vtl_cc = h.state_mut(SID);
     (cc.ssthresh, cc.recover, cc.min_rtt_us) = (threshold, 1, rtt_us);
     h
 }
@@ -85,16 +85,16 @@ fn newreno__table() {
     ack(&mut h, newreno, NOW, 1);
     assert_eq!(cwnd(&h), 25);
     // A timeout: one packet, slow start to half of what was.
-    h.control::<ffi::vtl_cc>(SID).timeout = 1;
+    h.state_mut::<ffi::vtl_cc>(SID).timeout = 1;
     ack(&mut h, newreno, NOW, 0);
     assert_eq!(cwnd(&h), 1);
     ack(&mut h, newreno, NOW, 1);
     assert_eq!(cwnd(&h), 2);
-    assert_eq!(h.control::<ffi::vtl_cc>(SID).ssthresh, 12);
+    assert_eq!(h.state_mut::<ffi::vtl_cc>(SID).ssthresh, 12);
 }
 
 #[test]
-fn every_control__grows_only_what_is_used() {
+fn every_control__grows_only_a_window_that_is_used() {
     for control in CONTROLS {
         let mut h = path(100_000, 100, 1000);
         let mut hdr = intf::vtl_ack_hdr::default();
@@ -177,7 +177,7 @@ fn cubic__fast_convergence() {
     lose(&mut h);
     ack(&mut h, cubic, NOW, 1);
     // 700 was less than 1,000: the next plateau is at 700 (1 + 0.7) / 2.
-    let most = h.control::<ffi::vtl_cc>(SID).w_max / 1024;
+    let most = h.state_mut::<ffi::vtl_cc>(SID).w_max / 1024;
     assert_eq!((cwnd(&h), most), (490, 595));
 }
 
@@ -267,8 +267,8 @@ fn tfrc__slow_start_loss_and_silence() {
         (s.tx.srtt_us, s.tx.cwnd) = (100_000, 10);
         (s.tx.xid, s.tx.acked_xid) = (10_000, 9_000);
     });
-    h.control::<ffi::vtl_tfrc>(SID).cc.recover = 1;
-    let rate = |h: &mut Host| h.control::<ffi::vtl_tfrc>(SID).rate as f64 / 1024.0;
+    h.state_mut::<ffi::vtl_tfrc>(SID).cc.recover = 1;
+    let rate = |h: &mut Host| h.state_mut::<ffi::vtl_tfrc>(SID).rate as f64 / 1024.0;
     ack(&mut h, tfrc, NOW, 1);
     assert!(
         (rate(&mut h) - 30.0).abs() < 0.5,
@@ -284,17 +284,17 @@ fn tfrc__slow_start_loss_and_silence() {
     lose(&mut h);
     ack(&mut h, tfrc, NOW + 5 * rtt, 20);
     let got = rate(&mut h);
-    let interval = h.control::<ffi::vtl_tfrc>(SID).interval[0];
+    let interval = h.state_mut::<ffi::vtl_tfrc>(SID).interval[0];
     let want = equation(0.1, 1.0 / interval as f64);
     assert!((got - want).abs() < want * 0.02, "{got}, not {want}");
     assert!((130.0..=200.0).contains(&got), "about what arrived: {got}");
     // More losses in the same round trip are the same event.
     lose(&mut h);
     ack(&mut h, tfrc, NOW + 5 * rtt + 50 * MS, 5);
-    assert_eq!(h.control::<ffi::vtl_tfrc>(SID).interval[1], 0);
+    assert_eq!(h.state_mut::<ffi::vtl_tfrc>(SID).interval[1], 0);
     // Silence halves it for every four round trips.
-    h.control::<ffi::vtl_tfrc>(SID).interval[0] = 1_000_000;
-    let t = h.control::<ffi::vtl_tfrc>(SID);
+    h.state_mut::<ffi::vtl_tfrc>(SID).interval[0] = 1_000_000;
+    let t = h.state_mut::<ffi::vtl_tfrc>(SID);
     (t.rate, t.received) = (400 * 1024, 1_000_000 * 1024);
     t.heard_ns = NOW;
     t.round_ns = NOW + 9 * rtt;

@@ -1,4 +1,4 @@
-//! Grafts frame by frame: what their packets cover, mark and tell.
+//! Grafts frame by frame: fields, flags, checksums and marks of their packets.
 #![allow(missing_docs, non_snake_case)]
 
 use std::ops::Range;
@@ -10,10 +10,10 @@ use vtl_sim::{
 };
 
 const NOW: u64 = 5_000 * MS;
-/// Where the VTL header starts over IPv4.
+/// Offset of the VTL header over IPv4.
 const VTL: usize = ip::OFFSET_V4;
 const PAYLOAD: usize = VTL + size_of::<intf::vtl_data_hdr>();
-/// The field of the VTL header whose meaning is the graft's.
+/// The field of the VTL header whose meaning depends on the graft.
 const AUX: Range<usize> = field!(vtl_hdr, aux);
 
 /// A sender with `count` packets of 200 bytes in its ring, and a receiver.
@@ -114,8 +114,8 @@ fn checksums__every_bit_that_they_cover() {
 }
 
 #[test]
-fn marks__of_the_application_are_told_with_every_copy() {
-    // Bits that are neither MORE nor LAST are nobody's business.
+fn marks__of_the_application_go_with_every_transmission() {
+    // Bits other than MORE and LAST must be ignored.
     let written = [0, intf::VTL_F_MORE, u32::MAX, !intf::VTL_F_MORE];
     for name in [
         "stream",
@@ -167,7 +167,7 @@ fn marks__of_the_application_are_told_with_every_copy() {
 }
 
 #[test]
-fn halves__bring_what_was_written_before_the_path_shrank() {
+fn halves__deliver_packets_written_before_the_path_mtu_shrank() {
     const PATH: u16 = 1136;
     const COUNT: u64 = 60;
     for name in [
@@ -241,7 +241,7 @@ fn halves__bring_what_was_written_before_the_path_shrank() {
 }
 
 #[test]
-fn halves__that_do_not_fit_together_are_no_packet() {
+fn halves__that_do_not_match_are_dropped() {
     let config = SessionConfig {
         max_payload: 1920,
         ..SessionConfig::of("stream")
@@ -271,7 +271,7 @@ fn halves__that_do_not_fit_together_are_no_packet() {
         arrive(&mut receiver, &wrong);
     }
     assert_eq!(receiver.session(HONEST).rx.received, 0);
-    // One of each kind came: the first one's bytes as a second half. The true ones overwrite it.
+    // Of these only the first half at 960 was stored. The true halves overwrite it.
     arrive(&mut receiver, &second);
     arrive(&mut receiver, &first);
     let rx = &receiver.session(HONEST).rx;
@@ -283,14 +283,14 @@ fn halves__that_do_not_fit_together_are_no_packet() {
     assert_eq!(receiver.session(HONEST).rx.dups, 1);
 }
 
-/// Makes a frame's checksum right.
+/// Recomputes a frame's checksum.
 fn seal(frame: &mut [u8]) {
     let sum = vtl_proto::wire::checksum(&frame[VTL..]);
     frame[VTL..][field!(vtl_hdr, csum)].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[test]
-fn ecn__marks_are_counted_and_told() {
+fn ecn__marks_are_counted_and_reported() {
     for (graft, ipv6) in [("cubic", false), ("dccp-ccid3", false), ("newreno", true)] {
         let config = SessionConfig {
             ipv6,
@@ -316,7 +316,7 @@ fn ecn__marks_are_counted_and_told() {
         sender.session_mut(HONEST).tx.xid += 100;
         sender.session_mut(HONEST).tx.acked_xid += 100;
     }
-    // The others do not understand marks, and do not ask for any.
+    // Other grafts do not support ECN, and send no ECT.
     let [mut sender, _] = pair(&SessionConfig::of("udp-plus"), 1);
     assert_eq!(
         next(&mut sender, NOW).expect("a packet")[ip::field::V4_TOS] & 3,
@@ -388,7 +388,7 @@ fn partial_reliability__a_floor_beyond_the_limit_is_cut() {
 }
 
 #[test]
-fn fec__makes_the_missing_packet_out_of_the_others() {
+fn fec__recovers_the_missing_packet() {
     for lost in 0..4 {
         let config = SessionConfig::of("partial-reliability").with("fec", 4);
         let [mut sender, mut receiver] = pair(&config, 4);
@@ -415,7 +415,7 @@ fn fec__makes_the_missing_packet_out_of_the_others() {
             );
         }
     }
-    // Two cannot be told apart; none is nothing to do.
+    // Two missing packets cannot be recovered; with none missing there is nothing to recover.
     for lost in [&[0, 1][..], &[]] {
         let config = SessionConfig::of("partial-reliability").with("fec", 4);
         let [mut sender, mut receiver] = pair(&config, 4);
@@ -431,7 +431,7 @@ fn fec__makes_the_missing_packet_out_of_the_others() {
 }
 
 #[test]
-fn go_back_n__answers_what_comes_too_early_and_keeps_nothing() {
+fn go_back_n__acknowledges_and_drops_out_of_order_packets() {
     let [mut sender, mut receiver] = pair(&SessionConfig::of("go-back-n"), 10);
     let frames: Vec<_> = std::iter::from_fn(|| next(&mut sender, NOW)).collect();
     arrive(&mut receiver, &frames[0]);
@@ -458,9 +458,9 @@ fn go_back_n__answers_what_comes_too_early_and_keeps_nothing() {
     assert_eq!(seqs, (1..10).collect::<Vec<_>>());
 }
 
-/// vtld hears a CLOSE itself, and must not take it for a peer that goes on with the session.
+/// vtld receives a CLOSE itself, so no event may tell it that the peer goes on with the session.
 #[test]
-fn close__as_the_first_packet_teaches_the_way_back_and_reports_nothing() {
+fn close__as_first_packet_sets_the_return_path_without_an_event() {
     for (close, reported) in [(true, 0), (false, intf::VTL_EV_SEND)] {
         let [mut sender, mut receiver] = pair(&SessionConfig::of("stream"), 1);
         let mut frame = next(&mut sender, NOW).expect("a packet");

@@ -1,9 +1,10 @@
-//! Every graft over a grid of round-trip times, losses, reordering and duplication: each keeps what
-//! it promises.
+//! Every graft over a grid of round-trip times, losses, reordering and duplication: each keeps its
+//! delivery guarantee.
 #![allow(missing_docs, non_snake_case)]
 
-use std::{sync::Mutex, thread};
+mod runs;
 
+use runs::{failures, none, seeds};
 use vtl_link::{Link, LossModel, Random};
 use vtl_proto::intf;
 use vtl_sim::{
@@ -39,36 +40,6 @@ fn link(rtt: f64, loss: (f64, bool), reorder: f64, duplicate: f64, seed: u64) ->
     link
 }
 
-/// Runs `jobs` on all cores; what they say went wrong, if anything.
-fn failures<J: Send>(jobs: Vec<J>, run: impl Fn(J) -> Option<String> + Sync) -> Vec<String> {
-    let jobs = Mutex::new(jobs);
-    let found = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let Some(job) = jobs.lock().expect("nobody panics with it").pop() else {
-                        return;
-                    };
-                    if let Some(failure) = run(job) {
-                        let mut found = found.lock().expect("nobody panics with it");
-                        found.push(failure);
-                    }
-                }
-            });
-        }
-    });
-    found.into_inner().expect("nobody panics with it")
-}
-
-#[track_caller]
-fn none(failures: &[String], of: usize) {
-    for failure in failures.iter().take(10) {
-        println!("{failure}");
-    }
-    assert!(failures.is_empty(), "{} of {of}", failures.len());
-}
-
 #[test]
 fn ecn__keeps_queues_short() {
     let run = |graft: &'static str, ecn_ms| {
@@ -102,8 +73,8 @@ fn ecn__keeps_queues_short() {
     }
 }
 
-/// What is wrong with an outcome, if anything.
-fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
+/// Checks an outcome against the graft's promise: a description of the failure, or `None`.
+fn check(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<String> {
     let [sent, back] = packets;
     match promise(graft) {
         Promise::Everything | Promise::Lanes | Promise::Gaps => (o.packets != [back, sent])
@@ -114,7 +85,7 @@ fn judge(graft: &str, link: &Link, packets: [u64; 2], o: &Outcome) -> Option<Str
             let loss = link.loss_down_pct.unwrap_or_default() / 100.0;
             let bursts = matches!(link.loss_model, LossModel::GilbertElliott { .. });
             let slack = if bursts { 0.15 } else { 0.05 };
-            // A full queue loses some, too, but nothing here fills it.
+            // The queue is long enough to lose none.
             ((share - (1.0 - loss)).abs() > slack).then(|| format!("{came} of {sent} came"))
         }
     }
@@ -141,21 +112,21 @@ fn every_graft__keeps_its_promise_over_the_grid() {
         let mut scenario = Scenario::bulk(link.clone(), 3_600_000 * MS);
         scenario.session = SessionConfig::of(name);
         scenario.promise = promise(name);
-        // As few as show everything: one at a time takes a round trip each.
+        // Few with stop-and-wait, where each packet takes a round trip.
         scenario.packets = if name == "stop-and-wait" {
             [60, 20]
         } else {
             [600, 100]
         };
         if matches!(scenario.promise, Promise::Nothing | Promise::Datagrams) {
-            // The queue is not what this is about: nothing paces some, and others fill it.
+            // No losses by a full queue, which unpaced grafts would cause.
             scenario.link.queue_packets = Some(4000);
             scenario.packets = [2000, 100];
         }
         scenario.lengths = Lengths::Random;
         let packets = scenario.packets;
         let wrong = match Sim::new(scenario).run() {
-            Ok(outcome) => judge(name, &link, packets, &outcome),
+            Ok(outcome) => check(name, &link, packets, &outcome),
             Err(failure) => Some(failure.to_string()),
         };
         wrong.map(|wrong| format!("{name}: {wrong}\n  {link:?}"))
@@ -163,20 +134,10 @@ fn every_graft__keeps_its_promise_over_the_grid() {
     none(&failures, count);
 }
 
-/// As many simulations: `VTL_SIM_SEEDS=FROM..TO`, or the first thousand.
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(seeds) = std::env::var("VTL_SIM_SEEDS") else {
-        return 0..1000;
-    };
-    let number = |text: &str| text.parse().expect("a number");
-    let (from, to) = seeds.split_once("..").expect("FROM..TO");
-    number(from)..number(to)
-}
-
-/// Full reliability: simulations of all [`seeds`], spread over the grafts that promise it.
+/// Full reliability: random simulations, spread over the grafts that promise it.
 #[test]
 fn reliable_grafts__never_lose_duplicate_or_reorder() {
-    let seeds = seeds();
+    let seeds = seeds(1000);
     let names: Vec<&'static str> = grafts()
         .map(|g| &*text(&g.name).leak())
         .filter(|name| promise(name) == Promise::Everything)
@@ -228,7 +189,7 @@ fn reliable_grafts__never_lose_duplicate_or_reorder() {
     none(&failures, seeds.count());
 }
 
-/// The most packets given up in any `window` in a row.
+/// Maximum number of packets given up among any `window` consecutive ones.
 fn worst(gaps: &[u64], window: u64) -> usize {
     let mut first = 0;
     let mut worst = 0;
@@ -248,11 +209,11 @@ fn worst__counts_windows() {
     assert_eq!(worst(&[1, 2, 3], 3), 3);
 }
 
-/// Partial reliability: bursts, budgets and windows of every kind, and no window of packets with
-/// more gaps than its budget.
+/// Partial reliability with random bursts, budgets and windows: no window of packets has more gaps than
+/// its budget.
 #[test]
 fn partial_reliability__never_exceeds_its_budget() {
-    let seeds = seeds();
+    let seeds = seeds(1000);
     let count = seeds.clone().count();
     let gaps = std::sync::atomic::AtomicU64::new(0);
     let failures = failures(seeds.clone().collect(), |seed| {
@@ -314,7 +275,7 @@ fn partial_reliability__never_exceeds_its_budget() {
     );
 }
 
-/// One loss in a group is made good by its parity: fewer packets are given up, or sent again.
+/// Parity recovers one loss in a group: fewer packets are given up.
 #[test]
 fn fec__recovers_single_losses() {
     let run = |fec| {
@@ -339,10 +300,10 @@ fn fec__recovers_single_losses() {
     assert!(with * 2 < without, "{with} of {without}");
 }
 
-/// Neighbours whose applications and peers break every rule, garbled packets and outages: each graft
-/// stays in its memory, comes to rest, and keeps its promise to the honest session.
+/// With a second session whose applications and peer break every rule, and with garbled packets, each graft
+/// stays within its memory, terminates, and keeps its promise to the honest session.
 #[test]
-fn every_graft__bears_hostile_neighbours() {
+fn every_graft__survives_hostile_neighbours() {
     let mut jobs = Vec::new();
     for graft in grafts() {
         let name: &'static str = text(&graft.name).leak();
@@ -370,7 +331,7 @@ fn every_graft__bears_hostile_neighbours() {
         let packets = scenario.packets;
         let wrong = match Sim::new(scenario).run() {
             Ok(o) if o.packets == [packets[1], packets[0]] => None,
-            // Their numbers of packets are not known, and hostile neighbours never rest.
+            // How many packets such grafts deliver is not known, and hostile neighbours never end.
             Ok(_) if matches!(promise(name), Promise::Nothing | Promise::Datagrams) => None,
             Ok(o) => Some(format!("incomplete: {:?} of {packets:?}", o.packets)),
             Err(failure) => Some(failure.to_string()),

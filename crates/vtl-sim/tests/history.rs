@@ -1,4 +1,4 @@
-//! What sessions have carried before teaches them nothing false.
+//! Earlier traffic of a session must not mislead its model of the path.
 #![allow(missing_docs, non_snake_case)]
 
 use vtl_link::Link;
@@ -11,7 +11,7 @@ use vtl_sim::{
 /// Packets of the transfer.
 const BULK: u64 = 8000;
 
-/// Seconds that a transfer takes behind what its session has carried before.
+/// Duration of a transfer after earlier traffic of its session, seconds.
 fn takes(link: &Link, before: Before) -> f64 {
     let flow = Flow {
         packets: before.all() + BULK,
@@ -23,7 +23,7 @@ fn takes(link: &Link, before: Before) -> f64 {
     (shares.ends[0] - begins) as f64 / 1e9
 }
 
-/// `answers` of `each` packets, every so many milliseconds.
+/// `answers` of `each` packets, every `every` milliseconds.
 fn answers(answers: u64, each: u64, every: u64) -> Before {
     Before {
         answers,
@@ -69,7 +69,7 @@ fn history__of_small_answers_slows_nothing_down() {
     }
 }
 
-/// A path that was longer: what filled it then is a queue now, and round trips look as they did.
+/// A path that becomes shorter: the window that filled it is a queue now, and round trips look the same.
 #[test]
 #[cfg_attr(
     debug_assertions,
@@ -84,7 +84,7 @@ fn history__of_a_longer_path_leaves_no_queue() {
         let [long, short] = [long, short].map(|rtt| link(rtt, rate, 0.0, 800));
         let at = at * 1000 * MS;
         let mut contest = Contest::new(long, vec![Flow::endless(Kind::Vtl)], at + 150_000 * MS);
-        // When what was the shortest round trip is trusted no more.
+        // After the former minimum round trip is no longer trusted.
         contest.measure_from = at + 90_000 * MS;
         contest.changes = vec![(at, short.clone())];
         let shares = contest.run();
@@ -96,7 +96,8 @@ fn history__of_a_longer_path_leaves_no_queue() {
     }
 }
 
-/// Mbit/s of a transfer whose rings limit it, over 30 s on the last of `paths`, each of which lasts 10 s before.
+/// Rate in Mbit/s of a transfer that its rings limit, during 30 s on the last of `paths`, after 10 s on each of
+/// the others.
 fn window_limited_rate(paths: &[Link], slots: u32) -> f64 {
     let mut contest = Contest::new(paths[0].clone(), vec![Flow::endless(Kind::Vtl)], 0);
     let changes = paths.iter().zip(0..).skip(1);

@@ -120,7 +120,7 @@ fn ack_cumulative__table() {
 }
 
 #[test]
-fn ack_cumulative__what_arrived_need_not_be_sent_again() {
+fn ack_cumulative__clears_losses_below_cum() {
     for (cum, left) in [
         (20, vec![30, 63, 64, 90, 130]),
         (31, vec![63, 64, 90, 130]),
@@ -198,7 +198,7 @@ fn loss_reordering__threshold_and_largest_xid() {
 }
 
 #[test]
-fn loss_reordering__how_late_packets_come() {
+fn loss_reordering__adapts_to_late_packets() {
     let mut h = host(|s| (s.tx.xid, s.tx.acked_xid) = (100_000, 50_000));
     let extent = |h: &mut Host, echo_xid, delivered, received| {
         let fields = Fields {
@@ -218,7 +218,7 @@ fn loss_reordering__how_late_packets_come() {
         grows.iter().all(|(extent, most)| extent == most),
         "{grows:?}"
     );
-    // As late as before, or nearly so: that holds.
+    // As late as before, or nearly so: the extent stays.
     assert_eq!(extent(&mut h, 49_910, 1, 5000), 100);
     assert_eq!(extent(&mut h, 50_001, 1, 1600), 100);
     assert_eq!(extent(&mut h, 50_002, 1, 65), 87, "16 times it without");
@@ -231,7 +231,7 @@ fn loss_reordering__how_late_packets_come() {
         3,
         "far behind"
     );
-    // What duplicates raised shrinks alike.
+    // The threshold that duplicates raised shrinks in the same way.
     h.session_mut(SID).tx.reordering_extent = 0;
     h.session_mut(SID).tx.reorder = 40;
     extent(&mut h, 50_200, 1, 656);
@@ -242,7 +242,7 @@ fn loss_reordering__how_late_packets_come() {
         extent(&mut h, 50_200, 1, 5000);
     }
     assert_eq!(h.session(SID).tx.reorder, 3);
-    // Packets that were overtaken by no more than that are not lost.
+    // Packets overtaken by at most the extent are not lost.
     for (extent, lost) in [(0, 1), (9, 1), (10, 0)] {
         let mut h = sent(20, 1, 10);
         h.session_mut(SID).tx.reordering_extent = extent;
@@ -282,15 +282,15 @@ fn loss_selective__table() {
             (10, 9, 10, 0, &[], 0, &[]),
             // Over the borders of words.
             (200, 150, 60, 3, &[62, 150], 0, &[]),
-            // Beyond the bitmap nothing has arrived.
+            // Packets beyond the bitmap have not arrived.
             (100, 99, 0, 0, &[], 0, &[]),
             (70, 68, 60, 1, &[], 0, &[60, 61, 62, 63, 64, 65]),
-            // The key phase means nothing without keys.
+            // The key phase is ignored.
             (70, 68, 60, 1, &[], VTL_F_PHASE, &[60, 61, 62, 63, 64, 65]),
-            // A cut bitmap says nothing about what follows it.
+            // Packets beyond a truncated bitmap are not described.
             (70, 68, 60, 1, &[], VTL_F_PARTIAL, &[60, 61, 62, 63]),
             (70, 68, 60, 0, &[], VTL_F_PARTIAL, &[]),
-            // The bitmap speaks of packets never sent.
+            // The bitmap describes packets never sent.
             (5, 4, 0, 2, &[4], 0, &[0, 1]),
         ];
         for (count, acked, cum, words, have, flags, want) in table {
@@ -342,7 +342,7 @@ fn loss_selective__table() {
 }
 
 #[test]
-fn loss_selective__arrived_after_all() {
+fn loss_selective__undoes_spurious_losses() {
     let mut h = sent(10, 1, 9);
     call(
         &mut h,
@@ -363,7 +363,7 @@ fn loss_selective__arrived_after_all() {
 }
 
 #[test]
-fn loss_selective__a_lost_retransmission_is_found_like_any_other() {
+fn loss_selective__detects_a_lost_retransmission() {
     let mut h = sent(10, 1, 9);
     h.sent(SID, 0).xid = 11; // sent again after the others
     h.session_mut(SID).tx.xid = 12;
@@ -385,7 +385,7 @@ fn loss_selective__a_lost_retransmission_is_found_like_any_other() {
 }
 
 #[test]
-fn loss_selective__overtaken_by_a_few_but_long_ago() {
+fn loss_selective__overtaken_two_round_trips_ago() {
     // milliseconds ago, transmissions that overtook it, lost
     for (ago, overtaken, is_lost) in [
         (199, 1, false),
@@ -485,9 +485,9 @@ fn rtt__rfc_6298() {
     }
 }
 
-/// Copies that somebody on the path sends later are no round trips.
+/// Replays of an attacker on the path, and spurious retransmissions, give no sample.
 #[test]
-fn rtt__of_what_came_twice_and_late_is_none() {
+fn rtt__a_late_duplicate_is_no_sample() {
     for (echo_xid, delivered, sample) in [
         (98, 0, 0),
         (98, 1, 80_000),
@@ -509,7 +509,7 @@ fn rtt__of_what_came_twice_and_late_is_none() {
 }
 
 #[test]
-fn rtt__counts_what_arrives() {
+fn rtt__meter_counts_arrivals() {
     let mut h = host(|s| (s.tx.extra, s.tx.xid) = (7, 300));
     let mut heard = |echo_xid, received, dups, flags| {
         let fields = Fields {
@@ -530,9 +530,9 @@ fn rtt__counts_what_arrives() {
     assert_eq!(heard(200, 1 << 32, 1, 0), (200, 7, 1 << 32, 1));
 }
 
-/// What egress has left out after the packet that an acknowledgement tells of is not among those before it.
+/// Extra transmissions after the echoed one are not among those before it.
 #[test]
-fn rtt__counts_no_probe_before_it_is_answered() {
+fn rtt__meter_counts_no_unanswered_probe() {
     let mut h = host(|s| (s.tx.extra, s.tx.xid) = (0, 104));
     let heard = |h: &mut Host, echo_xid| {
         let fields = Fields {
@@ -550,7 +550,7 @@ fn rtt__counts_no_probe_before_it_is_answered() {
 }
 
 #[test]
-fn rtt__of_what_has_overtaken_most_others_is_not_the_shortest() {
+fn rtt__a_packet_that_overtook_most_others_sets_no_minimum() {
     // of 100 that were sent, how many have arrived; the sample
     for (arrived, sample) in [(49, 0), (50, 80_000), (100, 80_000)] {
         let mut h = host(|s| {
@@ -573,7 +573,7 @@ fn rtt__of_what_has_overtaken_most_others_is_not_the_shortest() {
 }
 
 #[test]
-fn rtt__the_shortest_of_ten_seconds() {
+fn rtt__minimum_of_ten_seconds() {
     let mut h = host(|_| ());
     let mut sample = |at_ms: u64, rtt_us: u32| {
         let now = NOW + at_ms * MS;
@@ -638,7 +638,7 @@ fn rate__table() {
         ),
         (
             "faster than any round trip",
-            |h| h.control::<ffi::vtl_bbr>(SID).min_rtt_us = 100_001,
+            |h| h.state_mut::<ffi::vtl_bbr>(SID).min_rtt_us = 100_001,
             Fields::default(),
             0,
         ),

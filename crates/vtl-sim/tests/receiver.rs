@@ -246,7 +246,7 @@ fn receive_place__wakes_a_sleeper_once() {
 }
 
 #[test]
-fn ack_build__parses_and_says_what_is_there() {
+fn ack_build__parses_and_describes_the_window() {
     // cum, packets beyond, words offered; words needed.
     for (cum, beyond, offered, needed) in [
         (0u64, &[][..], 128u32, 0u32),

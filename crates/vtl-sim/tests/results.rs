@@ -1,4 +1,4 @@
-//! The committed table of results: a change of behaviour shows in its diff.
+//! The committed tables of results: a change of behaviour shows in their diff.
 #![allow(missing_docs, non_snake_case)]
 
 use std::{env, fs, path::Path};
@@ -20,7 +20,7 @@ fn results__of_changes_are_those_committed() {
     compare("results/changes.txt", &vtl_sim::report::changes());
 }
 
-/// The same changes as ever, but many: SEEDS=1..2001 for others.
+/// Many random changes; SEEDS=FROM..TO: other ones.
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn results__of_thousands_of_changes() {
@@ -44,11 +44,11 @@ fn results__of_thousands_of_changes() {
         slow.len(),
         changes.len()
     );
-    // The aim is none; a verdict takes seven round trips, of which a long path has few in 30 s.
+    // The aim is none; detecting a change takes seven round trips, and a long path has few in 30 s.
     assert!(slow.len() * 7 <= changes.len(), "one in seven, at most");
 }
 
-/// Holds a table against the committed one, or writes it.
+/// Compares a table with the committed one, or writes it (UPDATE_RESULTS).
 fn compare(file: &str, now: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     if env::var_os("UPDATE_RESULTS").is_some() {

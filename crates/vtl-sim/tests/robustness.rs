@@ -1,17 +1,12 @@
-//! Whatever the link, the readers and hostile neighbours do: every packet is delivered exactly, in
-//! order, and no session stalls.
+//! Random links, readers and hostile neighbours: every packet is delivered exactly once, in order, and no
+//! session stalls.
 //!
-//! `VTL_SIM_SEEDS=10000` runs more seeds than the default, `VTL_SIM_FIRST=n` starts at another one.
+//! `VTL_SIM_SEEDS=FROM..TO` runs other seeds than the default.
 #![allow(missing_docs, non_snake_case)]
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-};
+mod runs;
 
+use runs::{failures, none, seeds};
 use vtl_link::{Link, LossModel, Random};
 use vtl_sim::{
     app::{Lengths, Pace},
@@ -76,14 +71,14 @@ fn draw(seed: u64) -> Scenario {
     }
     scenario.hostile = rng.one_in(4);
     if scenario.hostile && scenario.link.queue_packets == Some(2000) {
-        // Its packets would fill the queue, and everybody would wait for minutes.
+        // The hostile session would fill the queue, and all packets would wait for minutes.
         scenario.link.queue_packets = None;
     }
     scenario.seed = seed;
     scenario
 }
 
-/// What went wrong with a seed, if anything.
+/// Runs a seed. Returns a description of the failure, if any.
 fn try_seed(seed: u64) -> Option<String> {
     let scenario = draw(seed);
     let want = scenario.packets;
@@ -96,42 +91,11 @@ fn try_seed(seed: u64) -> Option<String> {
     Some(format!("seed {seed}: {failure}\n  {description}"))
 }
 
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable)
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(default)
-}
-
 #[test]
 fn any_link__delivers_everything_exactly_once_and_in_order() {
-    let first = number("VTL_SIM_FIRST", 0);
-    let seeds = number("VTL_SIM_SEEDS", 200);
-    let next = AtomicU64::new(first);
-    let failures = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + seeds {
-                        break;
-                    }
-                    if let Some(failure) = try_seed(seed) {
-                        failures
-                            .lock()
-                            .expect("nobody panics with it")
-                            .push(failure);
-                    }
-                }
-            });
-        }
-    });
-    let failures = failures.into_inner().expect("nobody panics with it");
-    for failure in failures.iter().take(10) {
-        println!("{failure}");
-    }
-    assert!(failures.is_empty(), "{} of {seeds} seeds", failures.len());
+    let seeds = seeds(200);
+    let failures = failures(seeds.clone().collect(), try_seed);
+    none(&failures, seeds.count());
 }
 
 /// Time of a transfer's end, ms.
@@ -146,8 +110,8 @@ fn end(link: Link, packets: u64, outages: Vec<(u64, u64)>) -> f64 {
     outcome.end as f64 / MS as f64
 }
 
-/// When the transfer's last seconds are lost, how much later it ends, in milliseconds.
-fn cost_of_darkness(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> f64 {
+/// By how much an outage from `from` to `to` (ms) delays the end of a transfer of 10 s, milliseconds.
+fn cost_of_outage(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> f64 {
     let packets = (rate_mbit * 10e6 / 8.0 / 1440.0) as u64;
     let end = |outages| end(Link::new(rtt_ms, rate_mbit), packets, outages);
     end(vec![(from * MS, to * MS)]) - end(Vec::new())
@@ -155,15 +119,16 @@ fn cost_of_darkness(rtt_ms: f64, rate_mbit: f64, from: u64, to: u64) -> f64 {
 
 #[test]
 fn outage_at_the_end__costs_a_few_round_trips() {
-    let cost = cost_of_darkness(600.0, 100.0, 13_000, 14_000);
+    let cost = cost_of_outage(600.0, 100.0, 13_000, 14_000);
     assert!(cost < f64::from(1000 + 5 * 600), "{cost} ms");
     for from in 10_700..10_710 {
-        let cost = cost_of_darkness(100.0, 100.0, from, 11_000);
+        let cost = cost_of_outage(100.0, 100.0, from, 11_000);
         assert!(cost < f64::from(300 + 5 * 100), "{cost} ms");
     }
 }
 
-/// An outage at any moment of a transfer's last round trips, drawn from a seed: what it costs, and what it may cost, ms.
+/// A random outage in the last round trips of a transfer: by how much it delays the end, and the limit for
+/// that, ms.
 fn outage(seed: u64) -> (f64, f64) {
     let mut rng = Random::new(seed, 2);
     let rtt = rng.pick(&[1.0, 10.0, 50.0, 100.0, 300.0, 600.0]);
@@ -177,22 +142,20 @@ fn outage(seed: u64) -> (f64, f64) {
     let outage = ((from * 1e6) as u64, ((from + long) * 1e6) as u64);
     let queue = u64::from(link.queue_limit()).min(packets) as f64 * 12.0 / link.rate_mbit;
     let cost = end(link, packets, vec![outage]) - normal;
-    // Timeouts are as far apart as the outage is long, and follow round trips, of which the queue is part.
+    // The distance of timeouts grows with the length of the outage and with the round trip, queue included.
     (cost, 3.0 * long + 12.0 * rtt + 500.0 + 4.0 * queue)
 }
 
 #[test]
-fn outage_at_the_end__whenever_it_comes_stalls_nothing() {
-    let first = number("VTL_SIM_FIRST", 0);
-    let seeds = number("VTL_SIM_SEEDS", 300);
-    for seed in first..first + seeds {
+fn outage_at_the_end__never_stalls_a_transfer() {
+    for seed in seeds(300) {
         let (cost, most) = outage(seed);
         assert!(cost < most, "seed {seed}: {cost} of {most} ms");
     }
 }
 
-/// The last acknowledgement may leave nothing to wait for: time must not run on to the scenario's limit, as if the
-/// transfer had stalled.
+/// After the last acknowledgement there may be no event any more: the simulation must end then, not at the
+/// scenario's limit as if the transfer had stalled.
 #[test]
 fn simulation__ends_with_the_last_acknowledgement() {
     // The first packets are lost, and a probe timeout's packet is the last.

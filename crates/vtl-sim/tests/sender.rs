@@ -15,7 +15,7 @@ use vtl_sim::{
     host::{Host, token},
 };
 
-/// What tf_choose decided: a packet, or when to ask again.
+/// Decision of tf_choose: a packet, or the time of the next call.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
     Data(u64, u32),
@@ -289,7 +289,7 @@ fn choose__counts_what_a_timeout_gives_up() {
 }
 
 #[test]
-fn choose__sends_twice_what_nothing_else_competes_with() {
+fn choose__retransmits_twice_at_the_end_of_a_transfer() {
     let lost = |producer| {
         let mut h = host(|s| {
             ten_out(s);
@@ -311,7 +311,11 @@ fn choose__sends_twice_what_nothing_else_competes_with() {
     );
     assert_eq!(choose(&mut h), Wait(NOW + TIMEOUT));
     let tx = &h.session(SID).tx;
-    assert_eq!((tx.copies, tx.abandoned), (2, 2), "one of each pair counts");
+    assert_eq!(
+        (tx.copies_done, tx.abandoned),
+        (2, 2),
+        "one of each pair counts"
+    );
 
     let mut h = lost(10);
     choose(&mut h);
@@ -325,7 +329,7 @@ fn choose__sends_twice_what_nothing_else_competes_with() {
 }
 
 #[test]
-fn choose__the_last_goes_twice_where_packets_get_lost() {
+fn choose__repeats_the_last_packet_on_lossy_paths() {
     // share of packets lost, packets not acknowledged, written; is the last one sent twice?
     for (loss_q16, out, written, is_twice) in [
         (655, 10, 11, true),
@@ -337,7 +341,7 @@ fn choose__the_last_goes_twice_where_packets_get_lost() {
             (s.tx.next, s.tx.sent, s.tx.limit, s.tx.cwnd) = (out, out, 2000, 2000);
             s.tx.last_sent_ns = NOW;
         });
-        h.control::<ffi::vtl_bbr>(SID).loss_q16 = loss_q16;
+        h.state_mut::<ffi::vtl_bbr>(SID).loss_q16 = loss_q16;
         h.tx_ctl(SID).producer = written;
         choose(&mut h);
         h.session_mut(SID).tx.next = written;
@@ -355,7 +359,7 @@ fn choose__the_last_goes_twice_where_packets_get_lost() {
 }
 
 #[test]
-fn choose__says_when_the_app_sets_the_pace() {
+fn choose__marks_rate_samples_as_application_limited() {
     let mut h = host(ten_out);
     h.tx_ctl(SID).producer = 20;
     choose(&mut h);
@@ -388,7 +392,7 @@ fn can_send__agrees_with_choose() {
 }
 
 #[test]
-fn fetch__believes_no_length() {
+fn fetch__clamps_the_length() {
     for (claimed, want) in [
         (0, 1),
         (1, 1),
@@ -548,7 +552,7 @@ fn make__one_packet_of_each_kind() {
         "the way to the peer is not known"
     );
     assert_eq!(h.session(SID).tx.wake_ns, NEVER);
-    h.session_mut(SID).ifindex = 1;
+    h.session_mut(SID).ifindex = ffi::VTL_NATIVE_IFINDEX;
     let n = h.egress(SID, NOW, &mut frame).expect("DATA");
     assert!(
         matches!(Packet::parse(&frame[ip::OFFSET_V4..n]), Ok(Packet::Data(d)) if d.seq == 0 && d.payload == [0])
@@ -568,7 +572,7 @@ fn make__one_packet_of_each_kind() {
 }
 
 #[test]
-fn listen__an_acknowledgement_that_ends_a_row_of_timeouts_makes_egress_look_again() {
+fn listen__an_acknowledgement_after_timeouts_wakes_egress() {
     let mut frame = [0; 2048];
     let mut h = host(|_| ());
     h.tx_ctl(SID).producer = 1;

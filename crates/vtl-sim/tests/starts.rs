@@ -1,5 +1,5 @@
-//! Short transfers over paths of any rate and queue: what they take between hosts that meet, and between hosts that have
-//! just had such a transfer.
+//! Duration of short transfers over paths of any rate and queue: the first transfer of a session, and one
+//! after another.
 #![allow(missing_docs, non_snake_case)]
 
 use std::{
@@ -18,19 +18,19 @@ use vtl_sim::{
     sim::MS,
 };
 
-/// A transfer takes at most so long.
+/// Time limit of a transfer.
 const LIMIT: Nanos = 600_000 * MS;
 
-/// What a transfer took.
+/// Measurement of a transfer.
 #[derive(Clone, Copy, Debug)]
 struct Took {
-    /// From the first packet to the last one's arrival, ms.
+    /// Duration from the first packet to the arrival of the last, ms.
     ms: f64,
-    /// Packets sent again, as a share of those sent.
+    /// Retransmissions, as a share of the packets sent.
     again: f64,
 }
 
-/// A transfer of so many packets; `before`: behind what else.
+/// Measures a transfer of `packets` packets after the traffic `before`.
 fn transfer(link: &Link, packets: u64, before: Before) -> Took {
     let flow = Flow {
         packets: before.all() + packets,
@@ -61,7 +61,7 @@ fn new(link: &Link, packets: u64) -> Took {
     transfer(link, packets, Before::default())
 }
 
-/// The second one, a second after the first.
+/// The second transfer of a session, a second after the first.
 fn known(link: &Link, packets: u64) -> Took {
     let before = Before {
         packets,
@@ -72,7 +72,7 @@ fn known(link: &Link, packets: u64) -> Took {
     transfer(link, packets, before)
 }
 
-/// A link of the sweep: its group, its name, and itself.
+/// A link of the sweep: group, name, link.
 type Named = (&'static str, String, Link);
 
 /// The links of the thesis.
@@ -93,7 +93,7 @@ fn profiles() -> impl Iterator<Item = Named> {
     })
 }
 
-/// A link drawn by chance. `short`: slow, with a queue of 8 to 64 packets; else as `vtl select measure` has them.
+/// A random link. `short`: slow, with a queue of 8 to 64 packets; else as in `vtl select measure`.
 fn drawn(number: u64, short: bool) -> Named {
     let mut random = Random::new(number << 8 | u64::from(short), 1);
     let mut between = |min: f64, max: f64| min * f64::powf(max / min, random.unit());
@@ -126,7 +126,7 @@ fn rows((group, name, link): &Named) -> String {
     let mut out = String::new();
     let is_random = link.loss_down() > 0.0 || link.slots.is_some();
     for (packets, runs) in [(3, 30), (46, 30), (729, 8), (11_651, 2)] {
-        // At most half a minute by a link without loss.
+        // At most half a minute on a link without loss.
         if packets as f64 * 0.012 / link.rate_mbit > 30.0 {
             continue;
         }
@@ -156,7 +156,8 @@ fn rows((group, name, link): &Named) -> String {
     out
 }
 
-/// Writes what transfers of four sizes take on many links to the file STARTS; LINKS=n: so many of each kind that is drawn.
+/// Writes the durations of transfers of four sizes on many links to the file STARTS. LINKS=n: n random links of
+/// each group.
 #[test]
 #[ignore = "takes minutes, and only shows"]
 fn starts__on_many_links() {
@@ -186,9 +187,9 @@ fn starts__on_many_links() {
     }
 }
 
-/// 64 KiB, by hosts that meet and by hosts that know each other: at most so much longer than the bottleneck needs.
+/// 64 KiB, as the first and as the second transfer: limits as multiples of the time that the bottleneck needs.
 #[test]
-fn starts__on_a_short_queue_repeat_little() {
+fn starts__on_a_short_queue_retransmit_little() {
     let paths = [
         ((16.0, 1.57, 16), 1.05, 1.05),
         ((16.0, 1.57, 100), 1.05, 1.05),

@@ -1,4 +1,4 @@
-//! The emulator's control socket: one JSON line asks, one JSON line answers.
+//! The emulator's control socket: a request and its response are one line of JSON each.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,19 +13,19 @@ use crate::emulator::Stats;
 use crate::error::{Error, Result};
 use crate::state;
 
-/// What can be asked of an emulator.
+/// A request to an emulator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// Change the link from now on.
+    /// Change the link.
     Set(Link),
-    /// Report the counters.
+    /// Report the link's counters.
     Stats,
-    /// End.
+    /// Exit.
     Stop,
 }
 
-/// What an emulator answers.
+/// An emulator's response.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Response {
@@ -34,12 +34,12 @@ pub(crate) enum Response {
     Refused(String),
 }
 
-/// Longest request that is read, bytes.
+/// Maximum length of a request, bytes.
 const REQUEST_MAX: usize = 16 * 1024;
-/// How long a client waits for the answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a client for the response.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks the emulator of a testbed.
+/// Sends a request to the emulator of a testbed, and returns its response.
 pub(crate) fn ask(testbed: &str, request: &Request) -> Result<Response> {
     let failed = |problem: String| Error::Emulator {
         name: testbed.to_owned(),
@@ -47,7 +47,7 @@ pub(crate) fn ask(testbed: &str, request: &Request) -> Result<Response> {
     };
     let exchange = || -> io::Result<Response> {
         let mut stream = UnixStream::connect(state::socket_path(testbed))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         stream.write_all(line.as_bytes())?;
@@ -67,7 +67,7 @@ struct Client {
     request: Vec<u8>,
 }
 
-/// The listening side. It never waits, so that the emulator's own loop can serve it between packets.
+/// The listening side. Never blocks: the emulator's loop serves it between packets.
 pub(crate) struct Server {
     listener: UnixListener,
     clients: Vec<Client>,
@@ -75,7 +75,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn bind(path: &Path) -> Result<Self> {
-        // A socket left behind by an emulator that died.
+        // An emulator that died may have left its socket.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).map_err(Error::file("listen on", path))?;
         listener
@@ -87,7 +87,7 @@ impl Server {
         })
     }
 
-    /// What to poll for reading.
+    /// Descriptors to poll for reading.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.listener.as_fd()).chain(self.clients.iter().map(|c| c.stream.as_fd()))
     }
@@ -117,7 +117,7 @@ impl Server {
                     };
                     if let Ok(mut line) = serde_json::to_vec(&response) {
                         line.push(b'\n');
-                        // An answer fits a fresh socket's buffer; a client that has left does not matter.
+                        // A response fits into a new socket's buffer; a client that is gone does not matter.
                         let _ = client.stream.write_all(&line);
                     }
                     false

@@ -1,4 +1,5 @@
-//! The emulator: moves frames between the router's two devices through the model of the link.
+//! The emulator: forwards frames between the router's two devices, through the model of the link
+//! ([`vtl_link::Direction`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,22 +32,23 @@ pub struct Stats {
 }
 
 const SECOND: Nanos = 1_000_000_000;
-/// Below this priority of the real-time class nothing runs that a packet's release depends on.
+/// SCHED_FIFO priority of the emulator's thread: no packet's release depends on anything that it
+/// preempts.
 const REALTIME_PRIORITY: i32 = 10;
-/// While packets flow the emulator wakes at most this often and works in batches, as a network card does.
+/// Minimum time between two wake-ups while packets flow: interrupt coalescing, as of a network card.
 const COALESCE: Nanos = 50_000;
-/// While packets flow it looks for new ones this often, or as often as the delay demands: arrival times come
-/// from the kernel, so being late here changes nothing as long as the delay has not passed.
-const LOOK: Nanos = 200_000;
-/// Looks without a packet after which it waits to be woken by one.
-const IDLE_LOOKS: u32 = 10;
-/// The longest sleep.
-const DOZE: Nanos = 100_000_000;
-/// A thread of the real-time class that leaves others no time is stopped by the kernel for 50 ms in every
-/// second. Giving them this much of every window by itself, the emulator is never late by more.
+/// Polling interval while packets flow, unless half the delay is shorter. Arrival times are the
+/// kernel's, so a late poll changes nothing as long as the delay has not passed.
+const POLL: Nanos = 200_000;
+/// Polls without a packet after which the emulator sleeps until one arrives.
+const IDLE_POLLS: u32 = 10;
+/// Maximum sleep.
+const MAX_SLEEP: Nanos = 100_000_000;
+/// The kernel throttles real-time threads that never sleep for 50 ms in every second. So the emulator
+/// sleeps at least `YIELD` of each `WINDOW`, and is never late by more than that.
 const WINDOW: Nanos = 10_000_000;
 const YIELD: Nanos = 600_000;
-/// How long a device may refuse a frame before the frame is given up.
+/// Time after which a frame that the device refuses is dropped.
 const STALL: Nanos = 20_000_000;
 
 /// The router's device towards the client.
@@ -66,45 +68,46 @@ fn now() -> Nanos {
 struct Path {
     from: usize,
     link: Direction<Packet>,
-    /// Arrived at the far end of the link, not yet handed to the device.
+    /// Packets that have passed the link and wait for the device.
     due: VecDeque<Packet>,
     last_arrival: Nanos,
     aggregates: u64,
     host_drops: u64,
     send_errors: u64,
-    /// Since when the device has refused the front of `due`.
+    /// Time since which the device has refused the front of `due`.
     stalled: Option<Nanos>,
 }
 
-/// The data plane.
+/// The two directions with their sockets.
 struct Bridge {
     sockets: [PacketSocket; 2],
-    /// Up, down.
+    /// From client to server, and from server to client.
     paths: [Path; 2],
     batch: ReceiveBatch,
+    /// One-way delay of the link.
     delay: Nanos,
 }
 
-/// What to do after a system call on a packet socket failed.
+/// Class of a failed system call on a packet socket.
 enum Failure {
-    /// Nothing there, or no room: later.
-    Later,
-    /// The device is gone or switched off: the testbed is being removed.
+    /// Nothing to receive, or no room to send: retry later.
+    Retry,
+    /// The device is gone or down: the testbed is being removed.
     Gone,
-    /// This frame cannot be handled.
+    /// This frame is invalid: skip it.
     Skip,
 }
 
-fn judge(error: &io::Error) -> Failure {
+fn classify(error: &io::Error) -> Failure {
     match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Failure::Later,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Failure::Retry,
         Some(libc::ENXIO | libc::ENODEV | libc::ENETDOWN) => Failure::Gone,
         _ => Failure::Skip,
     }
 }
 
 impl Bridge {
-    /// Must run in the router's namespace.
+    /// Opens the devices in the calling thread's namespace, the router's.
     fn open(link: &Link) -> Result<Self> {
         link.check()?;
         let sockets = [
@@ -129,13 +132,13 @@ impl Bridge {
         })
     }
 
-    /// Feeds the link with what the devices captured. Returns the number of frames, or none if the devices
-    /// are gone.
+    /// Passes the frames that the devices have captured to the link. Returns their number; `None` if
+    /// the devices are gone.
     fn receive(&mut self) -> Option<usize> {
         let mut total = 0;
         for path in &mut self.paths {
             let socket = &self.sockets[path.from];
-            // A bound, so that a flood in one direction does not hold up the other.
+            // Bounded, so that a flood in one direction does not starve the other.
             for _ in 0..8 {
                 // Kernel timestamps are of the real-time clock, which others may step. It is read first, and
                 // packets may be newer than both: a pause in between, as this thread is preempted, makes the link
@@ -160,9 +163,9 @@ impl Bridge {
                             break;
                         }
                     }
-                    Err(e) => match judge(&e) {
+                    Err(e) => match classify(&e) {
                         Failure::Gone => return None,
-                        Failure::Later => break,
+                        Failure::Retry => break,
                         Failure::Skip => path.host_drops += 1,
                     },
                 }
@@ -171,7 +174,7 @@ impl Bridge {
         Some(total)
     }
 
-    /// Hands over what has arrived. Returns false if the devices are gone.
+    /// Sends the packets that have passed the link. Returns false if the devices are gone.
     fn transmit(&mut self) -> bool {
         for path in &mut self.paths {
             let socket = &self.sockets[1 - path.from];
@@ -191,11 +194,11 @@ impl Bridge {
                         drop(path.due.drain(..sent));
                         path.stalled = None;
                     }
-                    Err(e) => match judge(&e) {
+                    Err(e) => match classify(&e) {
                         Failure::Gone => return false,
-                        // The peer's ring is full, or its end of the cable is out.
-                        Failure::Later if now - *path.stalled.get_or_insert(now) < STALL => break,
-                        Failure::Later | Failure::Skip => {
+                        // The ring of the veth's peer is full, or the peer is down.
+                        Failure::Retry if now - *path.stalled.get_or_insert(now) < STALL => break,
+                        Failure::Retry | Failure::Skip => {
                             path.due.pop_front();
                             path.send_errors += 1;
                         }
@@ -206,7 +209,7 @@ impl Bridge {
         true
     }
 
-    /// When there is something to hand over, if ever.
+    /// Time of the next packet to send, if any; 0: one waits already.
     fn next_event(&self) -> Option<Nanos> {
         let event = |p: &Path| {
             if p.due.is_empty() {
@@ -245,9 +248,9 @@ impl Bridge {
     }
 }
 
-/// Moves frames until told to stop, by `stopped` or by the control socket, or until the devices are gone.
+/// The emulator's event loop. Returns on `stopped`, on [`Request::Stop`], or when the devices are gone.
 fn run(mut bridge: Bridge, mut server: control::Server, stopped: &AtomicBool) {
-    let mut quiet_looks = IDLE_LOOKS;
+    let mut idle_polls = IDLE_POLLS;
     let mut woken = now();
     let (mut window, mut slept) = (woken, 0);
     while !stopped.load(Ordering::Relaxed) {
@@ -268,22 +271,27 @@ fn run(mut bridge: Bridge, mut server: control::Server, stopped: &AtomicBool) {
                 Err(e) => Response::Refused(e.to_string()),
             },
         });
-        quiet_looks = if received > 0 {
+        idle_polls = if received > 0 {
             0
         } else {
-            quiet_looks.saturating_add(1)
+            idle_polls.saturating_add(1)
         };
-        // Packets that will be held for a while need not wake anybody when they come in.
-        let look = LOOK.min(bridge.delay / 2);
-        let busy = quiet_looks < IDLE_LOOKS && look >= COALESCE;
+        // The delay leaves time to poll: packets need not wake the thread as they arrive.
+        let poll = POLL.min(bridge.delay / 2);
+        let busy = idle_polls < IDLE_POLLS && poll >= COALESCE;
         let now = now();
         let mut wake = bridge
             .next_event()
-            .map_or(now + DOZE, |event| event.max(woken + COALESCE));
+            .map_or(now + MAX_SLEEP, |event| event.max(woken + COALESCE));
         if busy {
-            wake = wake.min(now + look);
+            wake = wake.min(now + poll);
         }
-        sleep(&bridge, &server, wake.saturating_sub(now).min(DOZE), !busy);
+        sleep(
+            &bridge,
+            &server,
+            wake.saturating_sub(now).min(MAX_SLEEP),
+            !busy,
+        );
         woken = self::now();
         slept += woken - now;
         if woken - window > WINDOW {
@@ -296,7 +304,7 @@ fn run(mut bridge: Bridge, mut server: control::Server, stopped: &AtomicBool) {
     }
 }
 
-/// Sleeps for `time`, or until a request comes, or, if `frames` is set, a frame.
+/// Sleeps for `time`, or until a request arrives, or a frame if `frames` is set.
 fn sleep(bridge: &Bridge, server: &control::Server, time: Nanos, frames: bool) {
     let sockets = bridge.sockets.iter().filter(|_| frames).map(AsFd::as_fd);
     let mut polled: Vec<PollFd<'_>> = server
@@ -309,8 +317,8 @@ fn sleep(bridge: &Bridge, server: &control::Server, time: Nanos, frames: bool) {
     let _ = ppoll(&mut polled, Some(time), None);
 }
 
-/// Real-time scheduling, so that a busy machine does not delay packets. Where that is not permitted, times
-/// are as good as the scheduler makes them, and `max_late_us` tells.
+/// Switches the thread to real-time scheduling, so that a busy machine does not delay packets. Without
+/// the permission, accuracy is the scheduler's; `max_late_us` shows it.
 fn raise_priority() {
     let parameters = libc::sched_param {
         sched_priority: REALTIME_PRIORITY,
@@ -326,7 +334,7 @@ fn raise_priority() {
     }
 }
 
-/// An emulator on a thread of its own. Ends when dropped.
+/// An emulator on a thread of its own. Dropping it stops the thread.
 #[derive(Debug)]
 pub(crate) struct Emulator {
     stopped: Arc<AtomicBool>,
@@ -334,7 +342,7 @@ pub(crate) struct Emulator {
 }
 
 impl Emulator {
-    /// Starts the emulator of a testbed whose namespaces are there. It works when this returns.
+    /// Starts the emulator of a testbed whose namespaces exist. It forwards frames when this returns.
     pub(crate) fn start(name: &str, link: &Link) -> Result<Self> {
         let stopped = Arc::new(AtomicBool::new(false));
         let (ready, opened) = mpsc::channel();
@@ -372,7 +380,7 @@ impl Emulator {
         }
     }
 
-    /// Waits for the emulator's end.
+    /// Waits until the emulator stops.
     pub(crate) fn join(mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,12 +1,12 @@
-//! What can go wrong with a testbed. Every message is one sentence that a user can act on.
+//! Errors of this crate. Each message is one sentence that says what is wrong and how to mend it.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The result of every fallible call of this crate.
+/// This crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a testbed could not be made, changed or used.
+/// Errors of creating, changing and using a testbed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,7 +18,7 @@ pub enum Error {
         "a testbed cannot be made here, since / is not a mount point (a chroot?): before it is entered, mount --bind its directory onto itself"
     )]
     RootNotMounted,
-    /// A tool of the system is not installed.
+    /// A system tool is not installed.
     #[error("`{tool}` is missing: install the package {package}")]
     MissingTool {
         /// The command.
@@ -26,69 +26,69 @@ pub enum Error {
         /// The Debian package that holds it.
         package: &'static str,
     },
-    /// The name would not do as the name of a namespace or a file.
+    /// The name is invalid as a namespace's or a file's.
     #[error("\"{0}\" is no name for a testbed: use 1 to 32 letters, digits, '-' or '_'")]
     BadName(String),
-    /// A figure of the link means nothing.
+    /// A parameter of the link is invalid.
     #[error(transparent)]
     BadLink(#[from] vtl_link::BadLink),
-    /// A testbed of this name is already there.
+    /// A testbed of this name is up.
     #[error("the testbed \"{0}\" is already up: run `vtl testbed down --name {0}` first")]
     AlreadyUp(String),
     /// There is no testbed of this name.
     #[error("there is no testbed \"{0}\": run `vtl testbed up --name {0}` first")]
     NotUp(String),
-    /// A wired testbed has no emulator to change, and an emulated one cannot become a wire.
+    /// The backend cannot change from a direct veth pair to emulation, or back.
     #[error(
         "a direct wire and an emulated link cannot be exchanged while up: run `vtl testbed down` and `up` again"
     )]
     WireFixed,
-    /// A tool of the system refused.
+    /// A system tool failed.
     #[error("`{command}` failed: {message}")]
     Tool {
         /// The command with its arguments.
         command: String,
-        /// What it said.
+        /// The first line of its standard error.
         message: String,
     },
-    /// The kernel refused a system call.
+    /// A system call failed.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was attempted.
+        /// The operation; completes "cannot …".
         action: String,
-        /// The kernel's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// "read", "write", …
+        /// The operation: "read", "write", …
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The emulator is gone, or does not answer, or refused.
+    /// The emulator has exited, does not respond, or refused a request.
     #[error("the emulator of the testbed \"{name}\" {problem}")]
     Emulator {
         /// The testbed's name.
         name: String,
-        /// What happened.
+        /// The problem; follows "the emulator of the testbed NAME".
         problem: String,
     },
     /// The kernel does not have this congestion control.
     #[error("this kernel has no congestion control \"{wanted}\", only: {available}")]
     NoCongestionControl {
-        /// What was asked for.
+        /// The congestion control asked for.
         wanted: String,
-        /// What there is.
+        /// Those that the kernel has.
         available: String,
     },
 }
 
 impl Error {
-    /// Wraps the answer of a system call; `action` completes "cannot …".
+    /// Wraps the error of a system call; `action` completes "cannot …".
     pub(crate) fn system(action: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let action = action.into();
         move |source| Error::System { action, source }

@@ -1,9 +1,9 @@
-//! Two hosts and the link between them, on one machine.
+//! Two hosts and an emulated link between them, on one machine.
 //!
-//! A testbed is three network namespaces, `<name>-client`, `<name>-router` and `<name>-server`. The client
-//! and the server share a subnet; the router carries their Ethernet frames from one side to the other and
-//! makes the path behave like the [`Link`] asked for: rate, drop-tail queue, loss, delay, jitter, reordering,
-//! duplication and bit errors.
+//! A testbed is three network namespaces, `<name>-client`, `<name>-router` and `<name>-server`. The
+//! client and the server share a subnet; the router bridges their Ethernet frames and gives the path
+//! the properties of a [`Link`]: rate, drop-tail queue, loss, delay, jitter, reordering, duplication
+//! and bit errors.
 //!
 //! ```text
 //!  <name>-client            <name>-router               <name>-server
@@ -21,7 +21,13 @@
 //! # Ok::<(), vtl_testbed::Error>(())
 //! ```
 //!
-//! Every testbed uses the same addresses: namespaces keep them apart. Root is needed throughout.
+//! - `testbed`: creates, uses and removes testbeds;
+//! - `emulator`: the link, in user space; `packet_socket`: its frames; `control`: its control socket;
+//! - `netem`, `lossy_wire`: the link in the kernel instead;
+//! - `namespace`, `offload`: network namespaces, and offloads of devices;
+//! - `tcp`: TCP baselines; `state`: records of testbeds for other processes.
+//!
+//! All testbeds use the same addresses; namespaces keep them apart. All of it needs root.
 
 // Tests are named `function__case`.
 #![cfg_attr(test, allow(non_snake_case))]

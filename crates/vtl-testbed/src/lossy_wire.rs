@@ -1,7 +1,8 @@
-//! Loss without an emulator: the router's two devices pass every frame to each other in the kernel, by
-//! an XDP program that forgets some. For measurements at rates that no emulator in user space reaches.
+//! Loss without an emulator: an XDP program on each of the router's two devices redirects frames to the
+//! other one, and drops some at random. For measurements at rates that no emulator in user space
+//! reaches.
 //!
-//! Which packets are lost is the kernel's choice, and differs from run to run.
+//! The random numbers are the kernel's, so each run loses other packets.
 
 use std::ffi::CStr;
 use std::io;
@@ -25,7 +26,7 @@ const FUNC_REDIRECT: u32 = 23;
 const XDP_DROP: u32 = 1;
 const LICENCE: &CStr = c"GPL";
 
-/// The two attachments; the wire is cut when they are dropped.
+/// The two attachments. Dropping them cuts the link.
 #[derive(Debug)]
 pub(crate) struct LossyWire {
     _attachments: [OwnedFd; 2],
@@ -62,7 +63,7 @@ struct LinkCreate {
 }
 
 impl LossyWire {
-    /// Joins the router's devices.
+    /// Joins the router's devices, with the loss of `link`.
     pub(crate) fn build(testbed: &str, link: &Link) -> Result<Self> {
         let join = || -> Result<Self> {
             let index = |device: &str| {
@@ -81,7 +82,8 @@ impl LossyWire {
     }
 }
 
-/// A random number below the threshold: drop; else out of the other device.
+/// An XDP program that drops a frame if a random 32-bit number is below the threshold for `loss_pct`, and
+/// otherwise redirects it to interface `to`.
 fn program(to: u32, loss_pct: f64) -> [Instruction; 8] {
     let threshold = (loss_pct / 100.0 * 4_294_967_296.0).min(4_294_967_295.0) as u32;
     let instruction = |code, register, offset, immediate| Instruction {
@@ -107,6 +109,7 @@ fn program(to: u32, loss_pct: f64) -> [Instruction; 8] {
     ]
 }
 
+/// Attaches the program to interface `from`.
 fn attach(from: u32, to: u32, loss_pct: f64) -> Result<OwnedFd> {
     let instructions = program(to, loss_pct);
     let load = ProgLoad {
@@ -116,8 +119,8 @@ fn attach(from: u32, to: u32, loss_pct: f64) -> Result<OwnedFd> {
         license: LICENCE.as_ptr() as u64,
         rest: [0; 12],
     };
-    let program =
-        bpf(BPF_PROG_LOAD, &load).map_err(Error::system("load the program that loses"))?;
+    let program = bpf(BPF_PROG_LOAD, &load)
+        .map_err(Error::system("load the XDP program that drops frames"))?;
     let create = LinkCreate {
         prog_fd: program.as_raw_fd() as u32,
         target_ifindex: from,
@@ -125,9 +128,10 @@ fn attach(from: u32, to: u32, loss_pct: f64) -> Result<OwnedFd> {
         flags: XDP_FLAGS_DRV_MODE,
         rest: [0; 12],
     };
-    bpf(BPF_LINK_CREATE, &create).map_err(Error::system("attach the program that loses"))
+    bpf(BPF_LINK_CREATE, &create).map_err(Error::system("attach the XDP program that drops frames"))
 }
 
+/// The system call bpf(2), for commands that return a descriptor.
 fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the attributes begin as this command expects and are zero after that; what they point
     // to outlives the call.
@@ -151,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn program__threshold_is_the_share_of_all_numbers() {
+    fn program__threshold_is_the_loss_rate_of_2_to_the_32() {
         assert_eq!(program(7, 0.0)[1].immediate, 0);
         assert_eq!(program(7, 50.0)[1].immediate, 1 << 31);
         assert_eq!(program(7, 100.0)[1].immediate, u32::MAX);

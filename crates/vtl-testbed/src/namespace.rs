@@ -1,4 +1,4 @@
-//! Namespaces: their names, running things inside them, and the `ip` tool.
+//! Network namespaces: names, entering them, commands in them, sysctls, and the tools `ip` and `tc`.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,8 +12,8 @@ use vtl_link::Host;
 
 use crate::error::{Error, Result};
 
-/// Whether something is mounted at / of this process's mount namespace, as `ip netns exec` wants it: not so
-/// behind a chroot into a mere directory.
+/// Whether / is a mount point in this process's mount namespace, which `ip netns exec` needs. It is not
+/// after a chroot into a plain directory.
 ///
 /// # Errors
 /// If /proc is not mounted.
@@ -38,7 +38,7 @@ pub(crate) fn path_of(testbed: &str, host: Host) -> PathBuf {
     Path::new("/run/netns").join(name_of(testbed, host))
 }
 
-/// Refuses names that would not do as a namespace's or a file's.
+/// Refuses names that are invalid as a namespace's or a file's.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let fits = (1..=32).contains(&name.len())
         && !name.starts_with('-')
@@ -52,7 +52,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// Moves the calling thread into a namespace for good.
+/// Moves the calling thread into a namespace. It stays there.
 pub(crate) fn enter(path: &Path) -> Result<()> {
     let file = File::open(path).map_err(Error::file("open", path))?;
     setns(file, CloneFlags::CLONE_NEWNET)
@@ -82,7 +82,7 @@ pub(crate) fn command_in(path: &Path, program: impl AsRef<OsStr>) -> Result<Comm
     Ok(command)
 }
 
-/// Maps "no such program" to a sentence that names the package.
+/// The error of starting a tool. If it is missing, the message names its package.
 fn spawn_error(tool: &'static str, package: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |e| match e.kind() {
         io::ErrorKind::NotFound => Error::MissingTool { tool, package },
@@ -90,7 +90,7 @@ fn spawn_error(tool: &'static str, package: &'static str) -> impl FnOnce(io::Err
     }
 }
 
-/// Runs `ip` or `tc` and returns what it printed.
+/// Runs `ip` or `tc` and returns its output.
 fn run_tool(tool: &'static str, args: &[&str], input: Option<&str>) -> Result<String> {
     let mut child = Command::new(tool)
         .args(args)
@@ -104,7 +104,7 @@ fn run_tool(tool: &'static str, args: &[&str], input: Option<&str>) -> Result<St
         .spawn()
         .map_err(spawn_error(tool, "iproute2"))?;
     if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
-        // A tool that stops reading early says why on its standard error, which is read below.
+        // A tool that stops reading early reports why on its standard error, which is read below.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child
@@ -128,7 +128,7 @@ pub(crate) fn ip(args: &[&str]) -> Result<String> {
     run_tool("ip", args, None)
 }
 
-/// Runs `ip` commands, one a line, inside a host's namespace.
+/// Runs `ip` commands, one per line, in a host's namespace.
 pub(crate) fn ip_batch(testbed: &str, host: Host, lines: &str) -> Result<()> {
     run_tool(
         "ip",
@@ -138,7 +138,7 @@ pub(crate) fn ip_batch(testbed: &str, host: Host, lines: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Runs `tc` commands, one a line, inside a host's namespace.
+/// Runs `tc` commands, one per line, in a host's namespace.
 pub(crate) fn tc_batch(testbed: &str, host: Host, lines: &str) -> Result<()> {
     run_tool(
         "tc",
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn is_mount_point__takes_only_the_very_path() {
+    fn is_mount_point__compares_the_mount_point_only() {
         let proc = "23 22 0:21 / /proc rw,relatime - proc proc rw\n";
         let root = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n";
         assert!(is_mount_point("/", &[root, proc].concat()));
-        // What is mounted below it, and what part of a file system is.
+        // Not a mount below the path, and not the field of the mounted file system's root.
         assert!(!is_mount_point("/", proc));
     }
 }

@@ -1,27 +1,28 @@
-//! The kernel's own emulation, where it is built in: netem for delay, loss, duplication, reordering and
-//! corruption, behind a token bucket for rate and queue.
+//! Emulation by the kernel, where it has `sch_netem`: netem for delay, loss, duplication, reordering and
+//! corruption, behind a token bucket (tbf) for rate and queue.
 //!
-//! Written for kernels that have `sch_netem`; the machines that this project was developed on have not, so
-//! apart from the detection and the token bucket **it has not been run**.
+//! The machines on which this project was developed have no netem: apart from the detection and the token
+//! bucket **this has not been run**.
 //!
 //! ```text
 //! to-client ─ bridge-c ─ mid-c ══veth══ mid-s ─ bridge-s ─ to-server
 //!   netem ◀            tbf ▶          ◀ tbf              ▶ netem
 //! ```
-//! The queue must come before the loss and the delay, and a packet must pass both, which takes two devices
-//! in a row: hence two bridges joined by a veth pair.
+//! The queue must come before loss and delay. That takes two devices in a row: hence two bridges joined by
+//! a veth pair.
+
 use vtl_link::{BadLink, Host, Link, LossModel, MTU};
 
 use crate::emulator::{TO_CLIENT, TO_SERVER};
 use crate::error::Result;
 use crate::namespace;
 
-/// Ethernet header: netem and the token bucket count it, a [`Link`] does not.
+/// Length of the Ethernet header, bytes, which the token bucket counts and a [`Link`] does not.
 const ETHERNET: u32 = 14;
-/// Packets that netem may hold, ample for any profile. Its default of 1,000 would drop.
+/// netem's queue limit, packets: ample for any profile. The default of 1,000 would drop some.
 const IN_FLIGHT: u32 = 1_000_000;
 
-/// Whether this kernel has netem. Tries it on the router's device and takes it off again.
+/// Whether this kernel has netem: adds it to one of the router's devices, and removes it again.
 pub(crate) fn available(testbed: &str) -> bool {
     namespace::tc_batch(
         testbed,
@@ -61,15 +62,24 @@ pub(crate) fn build(testbed: &str, link: &Link) -> Result<()> {
 
 /// Changes the link.
 pub(crate) fn set(testbed: &str, link: &Link) -> Result<()> {
-    if link.ecn_ms.is_some() {
-        let what = "netem marks no packets by how long they waited; use the emulator";
-        return Err(BadLink(what.to_owned()).into());
-    }
-    if link.blocked.is_some() {
-        let what = "netem drops no packets by their protocol; use the emulator";
-        return Err(BadLink(what.to_owned()).into());
-    }
+    check(link)?;
     namespace::tc_batch(testbed, Host::Router, &commands(link))
+}
+
+/// Refuses what netem cannot do.
+fn check(link: &Link) -> Result<(), BadLink> {
+    let missing = if link.ecn_ms.is_some() {
+        "ECN marks by queueing time"
+    } else if link.blocked.is_some() {
+        "dropping packets by their protocol"
+    } else if link.tamper_pct > 0.0 {
+        "tampering with payload"
+    } else {
+        return Ok(());
+    };
+    Err(BadLink(format!(
+        "netem has no {missing}: use the emulator (VTL_TESTBED_BACKEND=emulator)"
+    )))
 }
 
 fn commands(link: &Link) -> String {
@@ -81,7 +91,7 @@ fn commands(link: &Link) -> String {
         let frame = MTU + ETHERNET;
         let rate = if link.rate_mbit > 0.0 {
             let bits = link.rate_mbit * 1e6 * f64::from(frame) / f64::from(MTU);
-            // The bucket must hold what the rate yields in a timer tick of 4 ms, but at least one frame.
+            // The bucket must hold the bytes of a timer tick of 4 ms, and at least one frame.
             let burst = (bits / 8.0 / 250.0).max(f64::from(frame)) as u64;
             let limit = u64::from(link.queue_limit() + 1) * u64::from(frame);
             format!("tbf rate {}bit burst {burst} limit {limit}", bits as u64)
@@ -115,7 +125,7 @@ fn commands(link: &Link) -> String {
         if link.corrupt_pct > 0.0 {
             netem += &format!(" corrupt {}%", link.corrupt_pct);
         }
-        // netem reorders by sending a packet at once rather than by holding it back.
+        // netem reorders by sending a packet at once, instead of holding it back: `reorder_ms` has no effect.
         if link.reorder_pct > 0.0 && link.rtt_ms > 0.0 {
             netem += &format!(" reorder {}%", link.reorder_pct);
         }
@@ -138,7 +148,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands__one_queue_and_one_netem_a_direction() {
+    fn check__refuses_what_netem_cannot_do() {
+        assert_eq!(check(&Link::new(10.0, 10.0)), Ok(()));
+        for link in [
+            Link {
+                ecn_ms: Some(5.0),
+                ..Link::default()
+            },
+            Link {
+                blocked: Some(253),
+                ..Link::default()
+            },
+            Link {
+                tamper_pct: 1.0,
+                ..Link::default()
+            },
+        ] {
+            let refused = check(&link).expect_err("refused").to_string();
+            assert!(refused.contains("use the emulator"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn commands__one_queue_and_one_netem_per_direction() {
         let link = Link {
             loss_pct: 1.0,
             loss_up_pct: Some(0.0),

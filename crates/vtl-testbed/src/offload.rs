@@ -1,4 +1,4 @@
-//! Offloads of a network device, by the ethtool ioctl.
+//! Offloads of a network device, switched by the ethtool ioctl.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,14 +7,14 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::error::{Error, Result};
 
-/// Switches of `struct ethtool_value` (`linux/ethtool.h`).
+/// Offloads, as commands of the ioctl with `struct ethtool_value` (`linux/ethtool.h`).
 #[derive(Debug, Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum Offload {
-    /// Leaving checksums to the device. Off means complete checksums in every frame; TCP and UDP
-    /// segmentation by the device go with it, as they depend on it.
+    /// Transmit checksums (`ETHTOOL_STXCSUM`). Off: every frame has complete checksums, and segmentation
+    /// offload is off, too, which depends on it.
     TxChecksum = 0x17,
-    /// Merging received segments; on veth also: receiving by NAPI.
+    /// Generic receive offload (`ETHTOOL_SGRO`). On a veth it also switches NAPI on.
     Gro = 0x2c,
 }
 
@@ -24,7 +24,7 @@ struct EthtoolValue {
     data: u32,
 }
 
-/// Switches an offload of a device in the namespace that the calling thread is in.
+/// Switches an offload of a device in the calling thread's namespace.
 pub(crate) fn set(device: &str, offload: Offload, on: bool) -> Result<()> {
     let what = || format!("switch {offload:?} of {device}");
     let control = socket(

@@ -1,4 +1,4 @@
-//! Whole Ethernet frames in and out of a device, many at a time.
+//! Packet sockets: Ethernet frames from and to a device, in batches.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -9,17 +9,18 @@ use etherparse::{EtherType, Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSli
 
 use crate::error::{Error, Result};
 
-/// Bytes of `struct virtio_net_hdr`, which precedes each frame: what is left to do in it (a checksum to
-/// complete, segments to cut) travels with it, so that super-packets pass unharmed.
+/// Length of `struct virtio_net_hdr`, which precedes each frame, bytes. It carries pending offloads (a
+/// checksum to complete, segmentation), so that aggregates pass unchanged.
 const VNET_HEADER: usize = 10;
 const ETHERNET_HEADER: usize = 14;
-/// Bytes behind the IP header that belong to the payload of no transport, UDP and VTL's acknowledgements included.
+/// Bytes after the IP header that are transport headers, whatever the transport: at most UDP's and an ACK's of
+/// VTL.
 const HEADERS: usize = 80;
-/// The largest frame: 64 KB of IP, Ethernet header and a VLAN tag.
+/// Maximum length of a frame, bytes: 64 KiB of IP, Ethernet header and a VLAN tag.
 const FRAME_MAX: usize = 65_536 + ETHERNET_HEADER + 4;
-/// Frames received or sent by one system call.
+/// Maximum number of frames per system call.
 pub(crate) const BATCH: usize = 64;
-/// Receive buffer, bytes: what arrives while the emulator sleeps or is not scheduled.
+/// Receive buffer, bytes: for what arrives while the emulator sleeps or is not scheduled.
 const RECEIVE_BUFFER: libc::c_int = 64 << 20;
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
@@ -29,7 +30,7 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_QDISC_BYPASS: libc::c_int = 20;
 const PACKET_STATISTICS: libc::c_int = 6;
 
-/// A captured frame behind its `virtio_net_hdr`.
+/// A captured frame, after its `virtio_net_hdr`.
 #[derive(Debug, Clone)]
 pub(crate) struct Packet(Vec<u8>);
 
@@ -38,13 +39,14 @@ impl Packet {
         self.0.get(VNET_HEADER..).unwrap_or_default()
     }
 
-    /// More than one packet of the testbed's MTU, merged by the sender or the receiver.
+    /// Whether the frame is longer than the testbed's MTU: an aggregate, made by offloads of the sender or
+    /// the receiver.
     pub(crate) fn is_aggregate(&self) -> bool {
         self.frame().len() > MTU as usize + ETHERNET_HEADER + 4
     }
 }
 
-/// The protocol of the IP packet in an Ethernet frame, and where its payload starts.
+/// Protocol of the IP packet in an Ethernet frame, and offset of its payload. `None` for other frames.
 fn ip(frame: &[u8]) -> Option<(u8, usize)> {
     let ethernet = Ethernet2HeaderSlice::from_slice(frame).ok()?;
     let ip = &frame[ETHERNET_HEADER..];
@@ -63,7 +65,7 @@ fn ip(frame: &[u8]) -> Option<(u8, usize)> {
 }
 
 impl Frame for Packet {
-    /// The rate of a link is that of its IP packets, as in the literature.
+    /// The rate of a link counts IP packets, without the Ethernet header.
     fn link_bytes(&self) -> u64 {
         self.frame().len().saturating_sub(ETHERNET_HEADER) as u64
     }
@@ -106,7 +108,7 @@ impl Frame for Packet {
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
-/// Memory for one batch of frames to receive.
+/// Buffers for receiving one batch of frames.
 pub(crate) struct ReceiveBatch {
     /// `headers` and `vectors` point into `buffers` and `control`; none of them ever reallocates.
     buffers: Vec<u8>,
@@ -150,8 +152,8 @@ impl ReceiveBatch {
         }
     }
 
-    /// The frames of the first `count` slots with their times of arrival (CLOCK_REALTIME), if known. Makes
-    /// the slots ready for the next batch.
+    /// Calls `each` with the frames of the first `count` slots and their arrival times (CLOCK_REALTIME),
+    /// if known. Prepares the slots for the next batch.
     fn take(&mut self, count: usize, mut each: impl FnMut(Packet, Option<Nanos>)) {
         for (i, header) in self.headers.iter_mut().take(count).enumerate() {
             let length = (header.msg_len as usize).min(BUFFER);
@@ -165,7 +167,7 @@ impl ReceiveBatch {
     }
 }
 
-/// Reads the SCM_TIMESTAMPNS message, the only one that is enabled.
+/// Parses the control message SCM_TIMESTAMPNS, the only one enabled.
 fn arrival(control: &[u8], length: usize) -> Option<Nanos> {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let field = |at: usize| {
@@ -193,7 +195,7 @@ impl AsFd for PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens a socket on a device of the namespace that the calling thread is in.
+    /// Opens a socket on a device of the calling thread's namespace.
     pub(crate) fn open(device: &str) -> Result<Self> {
         let failed = |what: &str| Error::system(format!("{what} {device}"));
         let index =
@@ -210,7 +212,7 @@ impl PacketSocket {
         let owned = unsafe { OwnedFd::from_raw_fd(fd) };
         let socket = PacketSocket { fd: owned };
         for (level, option, value) in [
-            // What the emulator itself sends through this device is not to be seen again.
+            // Do not capture the frames that the emulator itself sends by this device.
             (libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1),
             (libc::SOL_PACKET, PACKET_VNET_HDR, 1),
             (libc::SOL_PACKET, PACKET_QDISC_BYPASS, 1),
@@ -254,7 +256,7 @@ impl PacketSocket {
         }
     }
 
-    /// Receives what is there, at most one batch, without waiting. Returns the number of frames.
+    /// Receives at most one batch, without blocking. Returns the number of frames.
     pub(crate) fn receive(
         &self,
         batch: &mut ReceiveBatch,
@@ -278,7 +280,7 @@ impl PacketSocket {
         Ok(count as usize)
     }
 
-    /// Sends packets without waiting, at most one batch. Returns how many went out.
+    /// Sends at most one batch, without blocking. Returns the number of packets sent.
     pub(crate) fn send<'a>(&self, packets: impl Iterator<Item = &'a Packet>) -> io::Result<usize> {
         let mut vectors: [libc::iovec; BATCH] = [libc::iovec {
             iov_base: std::ptr::null_mut(),
@@ -315,7 +317,7 @@ impl PacketSocket {
         }
     }
 
-    /// Frames that the kernel dropped since the last call because the receive buffer was full.
+    /// Number of frames that the kernel dropped since the last call, as the receive buffer was full.
     pub(crate) fn kernel_drops(&self) -> u64 {
         let mut counters = [0u32; 2];
         let mut length = size_of::<[u32; 2]>() as libc::socklen_t;
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn flip_bit__leaves_arp_and_stumps_alone() {
+    fn flip_bit__ignores_arp_and_truncated_frames() {
         assert!(!ethernet([8, 6], &[0; 28]).flip_bit(1));
         assert!(!ethernet([8, 0], &[0x45; 20]).flip_bit(1));
         assert!(!ethernet([8, 0], &[]).flip_bit(1));
@@ -379,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn exchange_words__keeps_every_sum() {
+    fn exchange_words__keeps_the_checksum() {
         let ip: Vec<u8> = (0..200).collect();
         let before = ethernet([8, 0], &[&[0x45], &ip[..]].concat());
         let mut after = before.clone();

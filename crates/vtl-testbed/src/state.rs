@@ -1,5 +1,5 @@
-//! What is written down about a testbed while it is up: enough for another process to use it and to remove
-//! it, whatever became of the one that made it.
+//! Records of testbeds in files, while they are up: other processes can use and remove a testbed, even if
+//! the process that created it is gone.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ pub(crate) struct State {
     pub(crate) name: String,
     pub(crate) backend: Backend,
     pub(crate) link: Link,
-    /// The process without which the testbed is dead: its emulator, or the one that guards it. None if it
-    /// lives by itself.
+    /// The process on which the testbed depends: its emulator, or the one that guards it. `None`: it depends
+    /// on none.
     pub(crate) process: Option<Process>,
 }
 
-/// A process, told from a later one with the same number by its start.
+/// A process, identified by pid and start time, since pids are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
-    /// Clock ticks after boot.
+    /// Start time, clock ticks after boot.
     started: u64,
 }
 
@@ -46,10 +46,10 @@ impl Process {
     }
 }
 
-/// Field 22 of /proc/PID/stat; none for a process that is gone or only waits to be reaped.
+/// Start time: field 22 of /proc/PID/stat. `None` if the process is gone or a zombie.
 fn started(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the command in parentheses and may hold anything.
+    // The second field is the command in parentheses, which may contain anything.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
@@ -62,27 +62,27 @@ pub(crate) fn path(name: &str, extension: &str) -> PathBuf {
     Path::new(DIRECTORY).join(format!("{name}.{extension}"))
 }
 
-/// Where the records are.
+/// The directory of the records.
 pub(crate) fn directory() -> &'static Path {
     Path::new(DIRECTORY)
 }
 
-/// The emulator's control socket.
+/// Path of the emulator's control socket.
 pub(crate) fn socket_path(name: &str) -> PathBuf {
     path(name, "sock")
 }
 
-/// Where an emulator in a process of its own says why it failed.
+/// Standard error of an emulator in a process of its own.
 pub(crate) fn log_path(name: &str) -> PathBuf {
     path(name, "log")
 }
 
-/// Where the host's list of allowed congestion controls is kept until the last testbed is down.
+/// Copy of the host's list of allowed congestion controls, to be restored when the last testbed is down.
 pub(crate) fn saved_congestion_controls() -> PathBuf {
     Path::new(DIRECTORY).join("tcp_allowed_congestion_control")
 }
 
-/// Only one process at a time makes or removes testbeds. Held until dropped.
+/// Locks the creation and removal of testbeds, for all processes, until dropped.
 pub(crate) fn lock() -> Result<Flock<File>> {
     fs::create_dir_all(DIRECTORY).map_err(Error::file("create", DIRECTORY))?;
     let path = Path::new(DIRECTORY).join("lock");
@@ -106,7 +106,7 @@ pub(crate) fn write(state: &State) -> Result<()> {
         .map_err(Error::file("write", &target))
 }
 
-/// Removes everything written down about a testbed.
+/// Removes the record of a testbed and all its files.
 pub(crate) fn remove(name: &str) {
     for extension in ["json", "json.new", "sock", "log"] {
         let _ = fs::remove_file(path(name, extension));
@@ -114,7 +114,7 @@ pub(crate) fn remove(name: &str) {
     let _ = fs::remove_dir_all(path(name, "state"));
 }
 
-/// The names of all testbeds on record.
+/// The names of all recorded testbeds.
 pub(crate) fn names() -> Vec<String> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else {
         return Vec::new();
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process__own_is_alive_and_a_recycled_number_is_not() {
+    fn process__own_is_alive_and_a_reused_pid_is_not() {
         let own = Process::of(std::process::id()).expect("runs");
         assert!(own.is_alive());
         assert!(

@@ -1,4 +1,4 @@
-//! Honest TCP baselines: buffers large enough for the path, and the congestion control that was asked for.
+//! TCP baselines: buffers large enough for the path, and the congestion control asked for, verified.
 
 use std::net::SocketAddr;
 use vtl_link::{Host, Link};
@@ -9,22 +9,22 @@ use crate::state;
 
 const ALLOWED: &str = "ipv4/tcp_allowed_congestion_control";
 const AVAILABLE: &str = "ipv4/tcp_available_congestion_control";
-/// The least that a socket buffer may grow to, bytes.
+/// Minimum of the limit up to which socket buffers grow, bytes.
 const BUFFER_MIN: u64 = 32 << 20;
 
-/// One TCP connection as `ss` sees it.
+/// An established TCP connection, as `ss` reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CongestionControl {
-    /// This end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The other end.
+    /// Peer's address.
     pub peer: SocketAddr,
-    /// The congestion control in force.
+    /// The congestion control in use.
     pub name: String,
 }
 
-/// Adds a congestion control to the list of those that namespaces may use. The list belongs to the whole
-/// host, so the first testbed to change it writes down what it was.
+/// Adds a congestion control to the list of those that namespaces may use. The list is the whole host's,
+/// so the first testbed to change it saves it.
 fn allow(name: &str) -> Result<()> {
     let _lock = state::lock()?;
     let available = namespace::read_sysctl(AVAILABLE)?;
@@ -46,7 +46,7 @@ fn allow(name: &str) -> Result<()> {
     namespace::write_sysctl(ALLOWED, &format!("{allowed} {name}"))
 }
 
-/// Gives the host its list back once no testbed is left. The caller holds the lock.
+/// Restores the host's list once no testbed is left. The caller holds the lock.
 pub(crate) fn restore_allowed() {
     let saved = state::saved_congestion_controls();
     if state::names().is_empty()
@@ -66,10 +66,10 @@ pub(crate) fn tune(testbed: &str, host: Host, link: &Link, congestion_control: &
         namespace::write_sysctl("ipv4/tcp_wmem", &format!("4096 65536 {limit}"))?;
         namespace::write_sysctl("ipv4/tcp_sack", "1")?;
         namespace::write_sysctl("ipv4/tcp_timestamps", "1")?;
-        // What one connection learned must not help or hurt the next measurement.
+        // Metrics cached from one connection must not influence the next measurement.
         namespace::write_sysctl("ipv4/tcp_no_metrics_save", "1")?;
         namespace::write_sysctl("ipv4/tcp_congestion_control", congestion_control)?;
-        // Writing succeeds for some values that the kernel then ignores: only reading back is proof.
+        // The kernel ignores some values without an error: read back.
         let now = namespace::read_sysctl("ipv4/tcp_congestion_control")?;
         if now == congestion_control {
             return Ok(());
@@ -93,8 +93,8 @@ pub(crate) fn connections(testbed: &str, host: Host) -> Result<Vec<CongestionCon
     Ok(parse(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// A connection is one line with its addresses and an indented one with its figures, among which the
-/// congestion control comes after the optional flags.
+/// Parses the output of `ss -tinH`: for each connection a line with its addresses, then an indented one
+/// with its metrics, in which the congestion control follows the optional flags.
 fn parse(text: &str) -> Vec<CongestionControl> {
     const FLAGS: [&str; 6] = ["ts", "sack", "ecn", "ecnseen", "fastopen", "usec_ts"];
     let mut connections = Vec::new();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn parse__ignores_what_it_does_not_know() {
+    fn parse__ignores_other_lines() {
         assert!(parse("").is_empty());
         assert!(parse("State Recv-Q Send-Q\n\t cubic\n").is_empty());
     }

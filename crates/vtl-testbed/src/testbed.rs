@@ -1,4 +1,4 @@
-//! Making, using and removing a testbed.
+//! Creating, using and removing a testbed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -23,18 +23,18 @@ use crate::offload::{self, Offload};
 use crate::state::{self, Process, State};
 use crate::tcp::{self, CongestionControl};
 
-/// How long a testbed lives.
+/// Lifetime of a testbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
-    /// As long as the [`Testbed`] value, and no longer than this process: also after a panic, an interrupt or
-    /// a kill nothing is left behind. The emulator is a thread of this process.
+    /// That of the [`Testbed`] value, and at most that of this process: nothing is left behind, also not
+    /// after a panic, an interrupt or a kill. The emulator is a thread of this process.
     Guarded,
-    /// Until [`Testbed::down`]. The emulator is a process of its own: the present executable, run with the
-    /// arguments `testbed emulate --name NAME`, which must lead to [`Testbed::emulate`].
+    /// Until [`Testbed::down`]. The emulator is a process of its own: the current executable with the
+    /// arguments `testbed emulate --name NAME`, which must call [`Testbed::emulate`].
     Persistent,
 }
 
-/// What makes the link of a testbed.
+/// Implementation of a testbed's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -42,23 +42,25 @@ pub enum Backend {
     Emulator,
     /// The kernel's netem.
     Netem,
-    /// Nothing: client and server are joined by a veth pair, or by a router that loses packets in the
+    /// None: client and server are the ends of one veth pair; with loss, the router drops packets in the
     /// kernel.
     Direct,
 }
 
-/// The testbed of this name that a host's tools are in, for tools started there.
+/// Environment of commands on a host. Name of the testbed.
 const ENV_NAME: &str = "VTL_TESTBED";
-/// The control socket of the VTL daemon of this host.
+/// Control socket of the host's VTL daemon.
 const ENV_SOCKET: &str = "VTL_SOCKET";
+/// Directory of the host's VTL daemon.
 const ENV_STATE: &str = "VTL_STATE";
+/// List of the keys of its peers.
 const ENV_PEERS: &str = "VTL_PEERS";
-/// Set to `emulator` to use the emulator where the kernel has netem.
+/// Environment of this process. `emulator`: use the emulator even if the kernel has netem.
 const ENV_BACKEND: &str = "VTL_TESTBED_BACKEND";
 
-/// How long a persistent emulator may take to answer first.
-const START: Duration = Duration::from_secs(5);
-/// How long processes inside a testbed may take to end before they are killed.
+/// Timeout for the start of a persistent emulator.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time from SIGTERM to SIGKILL for processes inside a testbed.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A testbed that is up.
@@ -70,13 +72,13 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Makes a testbed with the given link. What dead testbeds left behind is removed first.
+    /// Creates a testbed with this link. Removes the remains of dead testbeds first.
     ///
-    /// Where the kernel has netem it makes the link, unless `VTL_TESTBED_BACKEND=emulator` is set.
+    /// The link is netem's if the kernel has netem, unless `VTL_TESTBED_BACKEND=emulator` is set.
     ///
     /// # Errors
-    /// Without root, without the `ip` tool, with a name or a link that make no sense, and if a testbed of
-    /// this name is up. After any failure nothing is left behind.
+    /// No root, no `ip` tool, an invalid name or link, or a testbed of this name is up. After an error nothing
+    /// is left behind.
     pub fn up(name: &str, link: &Link, lifetime: Lifetime) -> Result<Testbed> {
         namespace::check_name(name)?;
         link.check()?;
@@ -110,7 +112,7 @@ impl Testbed {
         let backend = if link.direct {
             if link.loses_directly() {
                 let Some(guard) = &mut guard else {
-                    let what = "loss on `wire` ends with the process that makes it, so it cannot be kept up";
+                    let what = "a direct link with loss ends with the process that creates it, so it cannot be persistent";
                     return Err(BadLink(what.to_owned()).into());
                 };
                 guard.wire = Some(LossyWire::build(name, link)?);
@@ -146,7 +148,7 @@ impl Testbed {
         })
     }
 
-    /// A testbed that someone else made. Dropping the value leaves the testbed as it is.
+    /// Opens a testbed that another process has created. Dropping the value leaves the testbed up.
     pub fn attach(name: &str) -> Result<Testbed> {
         namespace::check_name(name)?;
         need_root()?;
@@ -160,8 +162,8 @@ impl Testbed {
         }
     }
 
-    /// Removes a testbed and all it consists of, whole or half, alive or dead. Processes that still run in
-    /// its namespaces are ended. Returns false if there was nothing.
+    /// Removes a testbed, complete or not, alive or dead. Ends the processes that run in its namespaces.
+    /// Returns false if there was none.
     pub fn down(name: &str) -> Result<bool> {
         namespace::check_name(name)?;
         need_root()?;
@@ -179,7 +181,7 @@ impl Testbed {
         state::names().into_iter().filter(|n| is_up(n)).collect()
     }
 
-    /// Runs the emulator of a persistent testbed until it is told to stop. For the hidden command that
+    /// Runs the emulator of a persistent testbed until [`Testbed::down`]. For the hidden command that
     /// [`Lifetime::Persistent`] starts.
     pub fn emulate(name: &str) -> Result<()> {
         namespace::check_name(name)?;
@@ -194,27 +196,34 @@ impl Testbed {
         &self.name
     }
 
-    /// What makes the link.
+    /// The implementation of the link.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The link as it was last set.
+    /// The current link.
     pub fn link(&self) -> Result<Link> {
         state::read(&self.name)
             .map(|s| s.link)
             .ok_or_else(|| Error::NotUp(self.name.clone()))
     }
 
-    /// Changes the link while traffic flows. Packets that wait in the queue are sent at the new rate;
-    /// packets already on their way arrive as they would have.
+    /// Changes the link under traffic. Queued packets are sent at the new rate; packets in propagation arrive
+    /// as scheduled.
     pub fn set(&self, link: &Link) -> Result<()> {
         link.check()?;
         if link.direct != (self.backend == Backend::Direct) {
             return Err(Error::WireFixed);
         }
         match self.backend {
-            Backend::Direct => {}
+            Backend::Direct => {
+                let now = self.link()?;
+                if (link.loss_up(), link.loss_down()) != (now.loss_up(), now.loss_down()) {
+                    let what = "the loss of a direct link cannot change while it is up: \
+                                run `vtl testbed down` and `up` again";
+                    return Err(BadLink(what.to_owned()).into());
+                }
+            }
             Backend::Netem => netem::set(&self.name, link)?,
             Backend::Emulator => {
                 control::ask(&self.name, &Request::Set(link.clone()))?;
@@ -225,7 +234,7 @@ impl Testbed {
         state::write(&record)
     }
 
-    /// What the link did so far. All zero if the link is not the emulator's.
+    /// The link's counters. All zero with another backend than the emulator.
     pub fn stats(&self) -> Result<Stats> {
         if self.backend != Backend::Emulator {
             return Ok(Stats::default());
@@ -234,14 +243,14 @@ impl Testbed {
             Response::Stats(stats) => Ok(*stats),
             _ => Err(Error::Emulator {
                 name: self.name.clone(),
-                problem: "answers something else".to_owned(),
+                problem: "sent an unexpected response".to_owned(),
             }),
         }
     }
 
-    /// A command that will run on a host, in its network namespace. Its environment names the testbed
-    /// (`VTL_TESTBED`), the socket of the host's VTL daemon (`VTL_SOCKET`), and where that keeps its key and
-    /// finds those of peers (`VTL_STATE`, `VTL_PEERS`).
+    /// Prepares a command on a host, in its network namespace. Its environment has the testbed's name
+    /// (`VTL_TESTBED`), and of the host's VTL daemon the socket (`VTL_SOCKET`), the directory with its key
+    /// (`VTL_STATE`) and the list of its peers' keys (`VTL_PEERS`).
     pub fn command(&self, host: Host, program: impl AsRef<OsStr>) -> Result<Command> {
         let mut command = namespace::command_in(&self.netns_path(host), program)?;
         command
@@ -252,18 +261,18 @@ impl Testbed {
         Ok(command)
     }
 
-    /// Runs `work` on a thread of its own in a host's network namespace, and waits for it. Sockets opened
-    /// there stay in that namespace.
+    /// Runs `work` on a thread of its own in a host's network namespace, and waits for it. Sockets that it
+    /// opens stay in that namespace.
     pub fn in_netns<T: Send>(&self, host: Host, work: impl FnOnce() -> T + Send) -> Result<T> {
         namespace::run_in(&self.netns_path(host), work)
     }
 
-    /// The file that stands for a host's network namespace.
+    /// Path of a host's network namespace, as of `ip netns`.
     pub fn netns_path(&self, host: Host) -> PathBuf {
         namespace::path_of(&self.name, host)
     }
 
-    /// The control socket of a host's VTL daemon.
+    /// Path of the control socket of a host's VTL daemon.
     pub fn daemon_socket(&self, host: Host) -> PathBuf {
         PathBuf::from(format!(
             "/run/vtl/{}.sock",
@@ -271,22 +280,22 @@ impl Testbed {
         ))
     }
 
-    /// The directory of a host's VTL daemon; goes with the testbed.
+    /// Directory of a host's VTL daemon; removed with the testbed.
     pub fn daemon_state(&self, host: Host) -> PathBuf {
         state::path(&self.name, "state").join(host.name())
     }
 
-    /// A host's IPv4 address. The router has none; it is given the unused third address.
+    /// A host's IPv4 address. For the router, which has none, the unused third address.
     pub fn addr4(&self, host: Host) -> Ipv4Addr {
         Ipv4Addr::new(10, 73, 0, number(host))
     }
 
-    /// A host's IPv6 address. The router has none; it is given the unused third address.
+    /// A host's IPv6 address. For the router, which has none, the unused third address.
     pub fn addr6(&self, host: Host) -> Ipv6Addr {
         Ipv6Addr::new(0xfd73, 0, 0, 0, 0, 0, 0, number(host).into())
     }
 
-    /// The network device of a host that leads to the other side (of the router: to the client).
+    /// A host's network device towards the other host; of the router, the one towards the client.
     pub fn device(&self, host: Host) -> &'static str {
         if host == Host::Router {
             TO_CLIENT
@@ -295,19 +304,19 @@ impl Testbed {
         }
     }
 
-    /// Makes a host a fair TCP baseline: the given congestion control for all connections from now on,
-    /// buffers that may grow to twice the bandwidth-delay product and at least to 32 MiB, SACK, timestamps,
-    /// and no memory of earlier connections.
+    /// Configures a host as a TCP baseline: this congestion control for all new connections, buffers that grow
+    /// up to twice the bandwidth-delay product and at least 32 MiB, SACK, timestamps, and no metrics of earlier
+    /// connections.
     ///
-    /// The congestion control must be on the machine-wide list of allowed ones; it is added, and the list is
-    /// restored when the last testbed goes down.
+    /// Adds the congestion control to the host's list of allowed ones, which is restored when the last testbed
+    /// goes down.
     pub fn tune_tcp(&self, host: Host, congestion_control: &str) -> Result<()> {
         tcp::tune(&self.name, host, &self.link()?, congestion_control)
     }
 
-    /// The established TCP connections of a host and the congestion control that each really uses, from
-    /// `ss -tin`. A baseline is what this says, not what was configured: an accepted connection takes the
-    /// default of its namespace unless its listener chose.
+    /// The established TCP connections of a host with the congestion control that each uses, from `ss -tin`.
+    /// Believe this, not the configuration: an accepted connection takes its namespace's default unless its
+    /// listener has chosen one.
     pub fn congestion_controls(&self, host: Host) -> Result<Vec<CongestionControl>> {
         tcp::connections(&self.name, host)
     }
@@ -327,7 +336,7 @@ impl Drop for Testbed {
     }
 }
 
-/// Ties a testbed to this process.
+/// The parts of a guarded testbed that live in this process.
 #[derive(Debug)]
 struct Guard {
     emulator: Option<Emulator>,
@@ -345,7 +354,7 @@ impl Guard {
     }
 }
 
-/// A shell that waits for this process's end and then removes what the process could not.
+/// A shell that removes the testbed if this process ends without doing so.
 #[derive(Debug)]
 struct Watcher {
     shell: Child,
@@ -359,7 +368,7 @@ impl Watcher {
             .map(|h| namespace::name_of(name, *h))
             .collect();
         let saved = state::saved_congestion_controls();
-        // A line means that all is well; the end of the pipe without one, that this process has died.
+        // A line on the pipe: exit. The pipe's end without one: this process has died.
         let script = format!(
             "trap '' INT TERM HUP; read -r line && exit; \
              exec 9> {directory}/lock; flock 9; \
@@ -381,7 +390,7 @@ impl Watcher {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // An interrupt typed at the terminal goes to the process group.
+            // An interrupt from the terminal goes to the process group: not to this shell.
             .process_group(0)
             .spawn()
             .map_err(Error::system("run `sh`"))?;
@@ -391,8 +400,8 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// This process lives, and removes what there is itself: a shell that began to would wait for the lock, and whoever holds
-    /// that for the shell.
+    /// Ends the shell by a line. If it began to remove the testbed, it would wait for the lock, and the holder
+    /// of the lock, which waits here, for the shell.
     fn drop(&mut self) {
         if let Some(mut line) = self.line.take() {
             let _ = line.write_all(b"done\n");
@@ -401,9 +410,10 @@ impl Drop for Watcher {
     }
 }
 
-/// The device of the client and of the server.
+/// The network device of the client and of the server.
 const DEVICE: &str = "eth0";
 
+/// Last byte of a host's addresses.
 fn number(host: Host) -> u8 {
     match host {
         Host::Client => 1,
@@ -420,7 +430,7 @@ fn need_root() -> Result<()> {
     }
 }
 
-/// A testbed is up while its namespaces are there and the process that it depends on lives.
+/// Whether a testbed's namespaces exist and the process on which it depends is alive.
 fn is_up(name: &str) -> bool {
     state::read(name).is_some_and(|record| {
         Host::ALL
@@ -431,7 +441,7 @@ fn is_up(name: &str) -> bool {
     })
 }
 
-/// Removes whatever there is of a testbed. The caller holds the lock.
+/// Removes everything that exists of a testbed. The caller holds the lock.
 fn remove(name: &str) {
     if let Some(State {
         backend: Backend::Emulator,
@@ -449,7 +459,7 @@ fn remove(name: &str) {
         .collect();
     end_processes(name, &hosts);
     for host in hosts {
-        // A namespace outlives its name while anything refers to it; its devices need not.
+        // A namespace outlives its name while anything refers to it: remove its devices first.
         for device in [DEVICE, TO_CLIENT, TO_SERVER] {
             let _ = namespace::ip(&["-n", &namespace::name_of(name, host), "link", "del", device]);
         }
@@ -459,7 +469,7 @@ fn remove(name: &str) {
     tcp::restore_allowed();
 }
 
-/// Ends what runs inside a testbed: gently, then not.
+/// Ends the processes inside a testbed: by SIGTERM, and after [`GRACE`] by SIGKILL.
 fn end_processes(name: &str, hosts: &[Host]) {
     let own = std::process::id() as i32;
     let inside = || {
@@ -485,14 +495,14 @@ fn end_processes(name: &str, hosts: &[Host]) {
     }
 }
 
-/// Makes the namespaces, their devices and their addresses.
+/// Creates the namespaces, their devices and their addresses.
 fn make_hosts(name: &str, link: &Link) -> Result<()> {
     let direct = link.direct && !link.loses_directly();
     for host in Host::ALL {
         namespace::ip(&["netns", "add", &namespace::name_of(name, host)])?;
         namespace::run_in(&namespace::path_of(name, host), || {
-            // Duplicate address detection would hold back the first IPv6 packets for a second, and router
-            // solicitations would be counted among the packets of an experiment.
+            // Duplicate address detection would delay the first IPv6 packets by a second, and router
+            // solicitations would count as packets of the experiment.
             for scope in ["all", "default"] {
                 namespace::write_sysctl(&format!("ipv6/conf/{scope}/accept_dad"), "0")?;
                 namespace::write_sysctl(&format!("ipv6/conf/{scope}/router_solicitations"), "0")?;
@@ -508,9 +518,8 @@ fn make_hosts(name: &str, link: &Link) -> Result<()> {
     } else {
         join(name, (Host::Client, DEVICE), (Host::Router, TO_CLIENT))?;
         join(name, (Host::Server, DEVICE), (Host::Router, TO_SERVER))?;
-        // Both ends receive by NAPI, which frames that XDP transmits into a veth need, and which `gro on`
-        // switches on. The router must not merge what it receives, or a loss would take several packets:
-        // this limit lets no two packets merge.
+        // `gro on` switches on NAPI at both ends, which XDP transmission into a veth needs. The router must
+        // not merge packets, or a loss would take several: with this limit none are merged.
         namespace::ip_batch(
             name,
             Host::Router,
@@ -527,7 +536,7 @@ fn make_hosts(name: &str, link: &Link) -> Result<()> {
     }
     for (host, peer) in [(Host::Client, Host::Server), (Host::Server, Host::Client)] {
         let (own, other) = (number(host), number(peer));
-        // The neighbours are permanent: a lost ARP request would cost a second and look like a slow protocol.
+        // Permanent neighbour entries: a lost ARP request would cost a second and look like a slow protocol.
         namespace::ip_batch(
             name,
             host,
@@ -545,19 +554,19 @@ fn make_hosts(name: &str, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Lets a host receive as from a network card that moderates its interrupts: while packets keep coming, they
-/// are taken in batches 50 µs apart. The first packet after a pause is taken at once. Frames come off the
-/// emulator one by one; without this, each would cost a pass through the receiver's whole stack.
+/// Configures interrupt moderation on a host, as of a network card: while packets keep coming, they are
+/// received in batches 50 µs apart; the first packet after a pause is received at once. The emulator sends
+/// frames one by one; without this, each would pass through the receiver's whole stack alone.
 fn coalesce(name: &str, host: Host) -> Result<()> {
     let space = namespace::name_of(name, host);
-    // Only `ip netns exec` shows the devices of a namespace under /sys.
+    // `ip netns exec`, since only it mounts a /sys that shows the namespace's devices.
     let script = format!(
         "cd /sys/class/net/{DEVICE} && echo 50000 > gro_flush_timeout && echo 2 > napi_defer_hard_irqs"
     );
     namespace::ip(&["netns", "exec", &space, "sh", "-c", &script]).map(drop)
 }
 
-/// Lays a cable. One queue at each end: with more, packets of one flow could pass each other.
+/// Creates a veth pair. One queue at each end: with more, packets of one flow could be reordered.
 fn join(name: &str, a: (Host, &str), b: (Host, &str)) -> Result<()> {
     let (space_a, space_b) = (namespace::name_of(name, a.0), namespace::name_of(name, b.0));
     let one = ["numrxqueues", "1", "numtxqueues", "1"];
@@ -568,9 +577,9 @@ fn join(name: &str, a: (Host, &str), b: (Host, &str)) -> Result<()> {
     namespace::ip(&args)?;
     for (host, device) in [a, b] {
         namespace::run_in(&namespace::path_of(name, host), || {
-            // Frames on the link are real ones: whole checksums, and no more than 1,500 bytes, as
-            // segmentation by the device goes off with its checksums. The router sends what it captured,
-            // and must be able to send even what a host with its offloads back on gave it.
+            // Frames on the link have complete checksums and at most 1,500 bytes, as segmentation offload goes
+            // off with the checksums'. The router keeps its offloads: it must be able to forward the aggregates
+            // of a host whose offloads are switched on again.
             if host != Host::Router {
                 offload::set(device, Offload::TxChecksum, false)?;
             }
@@ -580,13 +589,13 @@ fn join(name: &str, a: (Host, &str), b: (Host, &str)) -> Result<()> {
     Ok(())
 }
 
-/// Starts the emulator of a persistent testbed and waits until it answers.
+/// Starts the emulator of a persistent testbed and waits until it responds.
 fn spawn_emulator(name: &str) -> Result<Process> {
     let failed = |problem: String| Error::Emulator {
         name: name.to_owned(),
         problem,
     };
-    let program = std::env::current_exe().map_err(Error::system("find the present executable"))?;
+    let program = std::env::current_exe().map_err(Error::system("find the current executable"))?;
     let log_path = state::log_path(name);
     let log = std::fs::File::create(&log_path).map_err(Error::file("create", &log_path))?;
     let arguments: [OsString; 4] = [
@@ -610,7 +619,7 @@ fn spawn_emulator(name: &str) -> Result<Process> {
         .spawn()
         .map_err(Error::system("start the emulator"))?;
     let process = Process::of(child.id());
-    let deadline = Instant::now() + START;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             let log = std::fs::read_to_string(&log_path).unwrap_or_default();
@@ -638,7 +647,7 @@ mod tests {
 
     use super::*;
 
-    /// As where `ip` fails, or is interrupted, while a testbed is made.
+    /// As when `ip` fails, or is interrupted, while a testbed is created: the lock is held then.
     #[test]
     fn watcher__ends_without_the_lock() {
         if !vtl_testing::is_root() {

@@ -1,8 +1,7 @@
-//! How true the emulator is, end to end: what `ping` and UDP sockets see, not what it says of itself.
+//! Accuracy of the emulator, end to end: as `ping` and UDP sockets see it, not by its own counters.
 //!
-//! A machine that does other things makes packets late, never early, and its drops are counted: that is what
-//! tests decide by. How late they are is measured by the ignored ones (`make soak`), on a machine that does
-//! nothing else.
+//! A busy machine makes packets late, never early, and its drops are counted: tests assert only that. How late
+//! they are is measured by the ignored tests (`make soak`), on an idle machine.
 
 #![allow(non_snake_case, reason = "tests are named `function__case`")]
 
@@ -44,7 +43,7 @@ fn ping(testbed: &Testbed, to: IpAddr) -> Vec<f64> {
     times
 }
 
-/// What `ping` says over all links and both versions of IP: the link's round-trip time, and those measured.
+/// Pings over all links and both versions of IP: the link's round-trip time, and those measured.
 fn pings(name: &str) -> Option<Vec<(f64, Vec<f64>)>> {
     let _turn = turn(&["ip", "ping"])?;
     let testbed = testbed(name, &Link::default());
@@ -62,7 +61,7 @@ fn pings(name: &str) -> Option<Vec<(f64, Vec<f64>)>> {
 #[test]
 fn ping__never_sooner_than_the_delay() {
     for (rtt, times) in pings("t-acc-ping").unwrap_or_default() {
-        // It prints three digits.
+        // ping prints three digits.
         let early = |t: &f64| *t < rtt * 0.999 - 0.01;
         assert!(!times.iter().any(early), "{rtt} ms: {times:?}");
     }
@@ -77,7 +76,7 @@ fn ping__within_two_milliseconds_or_two_per_cent() {
     }
 }
 
-/// Floods a link with a little more than it takes.
+/// Floods a link with 15 % more than its rate.
 fn flood_beyond(testbed: &Testbed, (rtt, rate): (f64, f64)) -> Flood {
     testbed.set(&Link::new(rtt, rate)).expect("set");
     let time = Duration::from_millis(1500);
@@ -94,7 +93,7 @@ fn flood__never_faster_than_the_rate() {
     let testbed = testbed("t-acc-rate", &Link::default());
     for (rtt, rate) in FLOODED {
         let got = flood_beyond(&testbed, (rtt, rate));
-        // From before the first packet was sent: it, too, takes its time at the bottleneck.
+        // Since before the first packet was sent: its serialisation counts, too.
         let least = got.received as f64 * 12_000.0 / (rate * 1e6) + rtt / 2e3;
         assert!(
             got.until_last.as_secs_f64() >= least * 0.999,
@@ -140,7 +139,7 @@ fn capacity__850_mbit_of_full_packets() {
     }
 }
 
-/// Losses are as many as the model says, all of them counted, and nothing else is missing.
+/// Asserts that losses are as frequent as the model says, all are counted, and nothing else is missing.
 fn lost_as_the_model_says(testbed: &Testbed, link: &Link, variance: f64) {
     for (from, to, pct) in [
         (Host::Client, Host::Server, link.loss_up()),
@@ -159,7 +158,7 @@ fn lost_as_the_model_says(testbed: &Testbed, link: &Link, variance: f64) {
 }
 
 #[test]
-fn loss__as_much_as_asked_and_all_of_it_counted() {
+fn loss__matches_the_model_and_is_counted() {
     let Some(_turn) = turn(&["ip"]) else {
         return;
     };
@@ -187,6 +186,6 @@ fn loss__bursts_have_the_same_mean() {
     };
     let testbed = testbed("t-acc-burst", &link);
     // Losses of one burst, of 8 packets in the mean, are not independent: the variance is about
-    // 2 * 8 - 1 times that of losses that are.
+    // 2 * 8 - 1 times that of independent losses.
     lost_as_the_model_says(&testbed, &link, 15.0);
 }

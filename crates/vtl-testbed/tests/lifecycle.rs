@@ -1,4 +1,4 @@
-//! Testbeds come, work, change and go, whatever happens to those who made them.
+//! Life cycle of testbeds: creation, use, changes, and removal, whatever happens to their creators.
 
 #![allow(non_snake_case, reason = "tests are named `function__case`")]
 
@@ -70,7 +70,7 @@ fn guarded__nothing_is_left_after_a_panic_or_a_drop() {
 }
 
 #[test]
-fn two_testbeds__do_not_meet() {
+fn two_testbeds__are_isolated() {
     let Some(_turn) = turn(&["ip"]) else {
         return;
     };
@@ -83,12 +83,12 @@ fn two_testbeds__do_not_meet() {
     }
     let (before, _) = (a.stats().expect("stats"), transfer(&b, 100_000, None));
     let after = a.stats().expect("stats");
-    // Of its own transfer an acknowledgement may be late, and kernels ask for neighbours now and then.
+    // A late acknowledgement of its own transfer, and neighbour solicitations of the kernels.
     let strays = after.up.rx_bytes - before.up.rx_bytes;
     assert!(strays < 10_000, "{before:?}, then {after:?}");
 }
 
-/// Moves bytes by TCP from client to server. Returns the congestion controls that were at work.
+/// Transfers bytes by TCP from client to server. Returns the congestion controls in use.
 fn transfer(testbed: &Testbed, bytes: usize, expected: Option<&str>) -> Vec<String> {
     let address = testbed.addr4(Host::Server);
     let listener = testbed
@@ -191,13 +191,13 @@ fn aggregates__pass_whole_and_are_counted() {
     assert_eq!(stats.up.send_errors, 0, "{stats:?}");
 }
 
-/// What came of numbered datagrams.
+/// Fate of numbered datagrams.
 struct Datagrams {
-    /// How often each arrived.
+    /// Number of arrivals of each.
     arrived: HashMap<u32, u32>,
-    /// Arrived damaged.
+    /// Arrivals with damage.
     damaged: u64,
-    /// Came behind a later one.
+    /// Arrivals after a later one.
     overtaken: u64,
     link: DirectionStats,
 }
@@ -277,7 +277,7 @@ fn injections__duplicates_reordering_damage() {
     let got = datagrams(&testbed, &link, COUNT);
     assert_eq!((got.arrived.len() as u32, got.damaged), (COUNT, 0));
     within(got.link.reordered, got.link.rx_packets, 2.0, 1.0);
-    // What is held back is overtaken only by what is sent in that time.
+    // A packet that is held back is overtaken only if others are sent in that time.
     assert!(
         (1..=got.link.reordered).contains(&got.overtaken),
         "{} of {}",
@@ -328,7 +328,7 @@ fn set__changes_the_link_under_traffic() {
             }
         });
         client.set_read_timeout(Some(PATIENCE)).expect("set");
-        // No packet is early, and some is not later than under the setting before.
+        // No packet is early, and one is soon faster than the previous delay allowed.
         for (rtt, below) in [(10.0, 50.0), (60.0, f64::MAX), (20.0, 60.0)] {
             testbed.set(&Link::new(rtt, 0.0)).expect("set");
             until("the new delay", || {
@@ -354,7 +354,7 @@ fn set__changes_the_link_under_traffic() {
 }
 
 #[test]
-fn wire__is_direct_and_stays_so() {
+fn wire__is_direct_and_cannot_change() {
     let Some(_turn) = turn(&["ip"]) else {
         return;
     };
@@ -365,6 +365,12 @@ fn wire__is_direct_and_stays_so() {
         testbed.set(&Link::new(10.0, 10.0)),
         Err(Error::WireFixed)
     ));
+    let lossy = Link {
+        loss_pct: 1.0,
+        ..Profile::Wire.link()
+    };
+    assert!(matches!(testbed.set(&lossy), Err(Error::BadLink(_))));
+    assert_eq!(testbed.link().expect("up"), Profile::Wire.link());
     assert_eq!(
         IpAddr::from(testbed.addr4(Host::Client)),
         IpAddr::from(Ipv4Addr::new(10, 73, 0, 1))

@@ -336,7 +336,7 @@ pub fn store(theirs: &OwnedFd) -> io::Result<()> {
 pub struct Given {
     /// State of a former daemon.
     pub left: Option<OwnedFd>,
-    /// A netlink socket of a namespace for live frames (`vtl_bpf::anchor::Room`).
+    /// A netlink socket of a namespace for live frames (`vtl_bpf::anchor::FrameNamespace`).
     pub frames: Option<OwnedFd>,
 }
 

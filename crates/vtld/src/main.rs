@@ -21,7 +21,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
     sys::signal::{SigSet, Signal},
 };
-use vtl_bpf::{anchor::Room, plane::Ingress, pump::Choice};
+use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice};
 use vtl_control::{Client, Done, Request};
 use vtld::{
     Scope, broker,
@@ -357,9 +357,9 @@ fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handl
 }
 
 /// Configuration of the broker.
-fn config(args: &Args, scope: Scope, room: Option<OwnedFd>) -> broker::Config {
+fn config(args: &Args, scope: Scope, frames: Option<OwnedFd>) -> broker::Config {
     broker::Config {
-        room: room.map(Room::new).map(Arc::new),
+        frame_namespace: frames.map(FrameNamespace::new).map(Arc::new),
         ingress: match args.ingress {
             Hook::Tcx => Ingress::Tcx,
             Hook::Xdp => Ingress::Xdp,

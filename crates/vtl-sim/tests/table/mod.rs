@@ -1,4 +1,4 @@
-//! What the tables of transport functions share.
+//! Helpers of the table tests of transport functions.
 #![allow(dead_code, unreachable_pub)]
 
 use vtl_proto::intf::{VTL_VERSION, vtl_ack_hdr, vtl_data_hdr, vtl_hdr, vtl_session};
@@ -15,7 +15,7 @@ pub const NEXT: u32 = ffi::VTL_NEXT;
 pub const SEND: u32 = ffi::VTL_SEND;
 pub const STOP: u32 = ffi::VTL_STOP;
 
-/// A host with one open session of 256 slots, changed.
+/// A host with one open session of 256 slots, after `change`.
 pub fn host(change: impl FnOnce(&mut vtl_session)) -> Host {
     let mut h = Host::new();
     h.open(
@@ -30,7 +30,7 @@ pub fn host(change: impl FnOnce(&mut vtl_session)) -> Host {
     h
 }
 
-/// The header of a packet that arrives, in the wire's byte order.
+/// The header of a received packet, in network byte order.
 pub fn data_header(kind: u32, seq: u64, xid: u32, flags: u32) -> vtl_data_hdr {
     vtl_data_hdr {
         h: vtl_hdr {
@@ -58,7 +58,7 @@ pub struct Fields {
     pub skip: u32,
 }
 
-/// The header of an acknowledgement that arrives.
+/// The header of a received acknowledgement, in network byte order.
 pub fn ack_header(f: Fields) -> vtl_ack_hdr {
     vtl_ack_hdr {
         h: vtl_hdr {

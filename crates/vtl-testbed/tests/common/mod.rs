@@ -1,5 +1,5 @@
-//! Shared by the tests that need a testbed.
-#![allow(dead_code, reason = "each of them uses some")]
+//! Helpers of the tests that need a testbed.
+#![allow(dead_code, reason = "each test binary uses some of them")]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use vtl_testbed::{DirectionStats, Host, Lifetime, Link, Testbed};
 use vtl_testing::Turn;
 
-/// Waits for its turn, or skips the test. Tests that make testbeds need root and the tools.
+/// Waits until no other test has a testbed. `None`, and the test is skipped, without root or one of the tools.
 pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
     if !vtl_testing::is_root() {
         return None;
@@ -23,7 +23,7 @@ pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
     Some(vtl_testing::turn_alone())
 }
 
-/// A testbed that uses the emulator even if the kernel has netem.
+/// A testbed with the emulator, even if the kernel has netem.
 pub(crate) fn testbed(name: &str, link: &Link) -> Testbed {
     // SAFETY: every test sets the same value, and nothing in these tests removes it.
     unsafe { std::env::set_var("VTL_TESTBED_BACKEND", "emulator") };
@@ -35,8 +35,8 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Demands that of so many packets about `pct` met with what `count` says: within five standard errors, which
-/// independent ones leave once in 1.7 million times. `variance`: as a multiple of theirs.
+/// Asserts that `count` of `packets` is `pct` per cent within five standard errors, which chance exceeds once
+/// in 1.7 million times. `variance`: as a multiple of that of independent events.
 #[track_caller]
 pub(crate) fn within(count: u64, packets: u64, pct: f64, variance: f64) {
     let (p, n) = (pct / 100.0, packets as f64);
@@ -62,26 +62,26 @@ pub(crate) fn set_option(socket: &UdpSocket, option: libc::c_int, value: libc::c
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Puts the calling thread before the machine's other work.
+/// Raises the calling thread's priority.
 fn hurry() {
     // SAFETY: plain system call; 0 is the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -19) };
 }
 
-/// What came out of a flood.
+/// Result of a flood.
 #[derive(Debug)]
 pub(crate) struct Flood {
     pub(crate) sent: u64,
     pub(crate) received: u64,
-    /// Of 1,500-byte IP packets, from the first to the last that arrived.
+    /// Rate of 1,500-byte IP packets from the first arrival to the last, Mbit/s.
     pub(crate) mbit: f64,
-    /// From before the first was sent to when the last was received.
+    /// Time from before the first packet was sent to the last arrival.
     pub(crate) until_last: Duration,
-    /// What the link counted meanwhile.
+    /// The link's counters during the flood.
     pub(crate) link: DirectionStats,
 }
 
-/// UDP packets of 1,500 bytes with their headers, at `mbit` for `time`.
+/// Sends UDP packets of 1,500 bytes, headers included, at `mbit` Mbit/s for `time`, and counts arrivals.
 pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Duration) -> Flood {
     let address: IpAddr = testbed.addr4(to).into();
     let receiver = testbed
@@ -90,7 +90,7 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
     let sender = testbed
         .in_netns(from, || UdpSocket::bind("0.0.0.0:0").expect("a free port"))
         .expect("in the namespace");
-    // The kernel doubles it: more than what any flood sends.
+    // The kernel doubles it: more than any flood sends.
     set_option(&receiver, libc::SO_RCVBUFFORCE, 256 << 20);
     receiver
         .set_read_timeout(Some(Duration::from_millis(100)))
@@ -113,7 +113,7 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
             let mut buffer = [0; 2048];
             let (mut received, mut first, mut last) = (0u64, None, start);
             loop {
-                // Before the socket is looked at: what has arrived until then is read.
+                // Before the socket is read: everything that has arrived by then is counted.
                 let over = done.load(Ordering::Acquire);
                 match receiver.recv(&mut buffer) {
                     Ok(_) => {
@@ -136,7 +136,7 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
                 if owed <= sent {
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                // A machine that stalled must not catch up in one burst.
+                // After a stall of the machine, do not catch up in one burst.
                 let due = owed.saturating_sub(sent).min(20);
                 for _ in 0..due {
                     sender.send_to(&payload, target).expect("sent");
@@ -161,7 +161,7 @@ pub(crate) fn flood(testbed: &Testbed, from: Host, to: Host, mbit: f64, time: Du
     }
 }
 
-/// Waits until the link has nothing more to deliver of what was sent.
+/// Waits until the link has delivered or dropped all `sent` packets.
 pub(crate) fn settled(sent: u64, before: &DirectionStats, counters: impl Fn() -> DirectionStats) {
     vtl_testing::until("the link has delivered everything", || {
         let now = counters();
@@ -172,7 +172,7 @@ pub(crate) fn settled(sent: u64, before: &DirectionStats, counters: impl Fn() ->
     });
 }
 
-/// What was counted between two looks.
+/// Differences of two snapshots of the counters.
 pub(crate) fn since(now: &DirectionStats, before: &DirectionStats) -> DirectionStats {
     DirectionStats {
         rx_packets: now.rx_packets - before.rx_packets,

@@ -37,7 +37,7 @@ use nix::sys::{
     eventfd::{EfdFlags, EventFd},
 };
 use serde_json::Value;
-use vtl_bpf::{anchor::Room, plane::Ingress, pump::Choice, sessions::SessionTable};
+use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
 use vtl_core::profile::Profile;
@@ -70,7 +70,7 @@ pub struct Config {
     pub driver: Choice,
     /// Network namespace in which the programs of live frames are attached; `None`: the daemon creates
     /// namespaces.
-    pub room: Option<Arc<Room>>,
+    pub frame_namespace: Option<Arc<FrameNamespace>>,
     /// Maximum packets in each of a session's rings: a power of two, at most 32,768. Short paths get less; a
     /// packet takes 2 KiB.
     pub ring_slots: u32,
@@ -104,7 +104,7 @@ impl Default for Config {
         Self {
             ingress: Ingress::Tcx,
             driver: Choice::Auto,
-            room: None,
+            frame_namespace: None,
             ring_slots: 16384,
             stock: 2,
             seals_flows: true,

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use vtl_bpf::netdev;
 use vtl_control::{Interface, Negotiation, Packets, SessionStatus, Status};
 use vtl_core::session::Phase;
 use vtl_proto::{carrier::GRAFT_PORT, intf};
@@ -37,7 +36,7 @@ impl ControlBroker {
         let sids: Vec<u32> = self.sessions.indexes_from(from).take(PAGE).collect();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            kernel: netdev::kernel_release(),
+            kernel: vtl_bpf::kernel_release(),
             uptime_s: (now_ns() - self.started_ns) as f64 / 1e9,
             interfaces,
             sessions: sids

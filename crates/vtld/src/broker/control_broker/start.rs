@@ -166,11 +166,12 @@ fn waker(event: &Arc<EventFd>) -> impl Fn() + Send + Sync + 'static {
 
 /// Attaches the programs of live frames in the configured namespace, if any.
 fn anchor(plane: &DataPlane, config: &Config) {
-    let Some(room) = config.room.as_ref().filter(|_| config.driver != Choice::Tc) else {
+    let namespace = config.frame_namespace.as_ref();
+    let Some(namespace) = namespace.filter(|_| config.driver != Choice::Tc) else {
         return;
     };
     for shard in plane.shards() {
-        if let Err(error) = shard.anchor_in(room) {
+        if let Err(error) = shard.anchor_in(namespace) {
             tracing::warn!(%error, shard = shard.number(), "egress: cannot use the namespace of vtld-frames.socket");
         }
     }

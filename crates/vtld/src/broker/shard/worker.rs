@@ -163,7 +163,7 @@ impl Worker {
         let doorbell = Doorbell::of_shard(shard.number())
             .inspect_err(|error| tracing::info!(%error, "wake-ups: cannot use the loopback: ring buffers used instead"))
             .ok();
-        shard.order().set_doorbell(doorbell.is_some());
+        shard.pump_entry().set_doorbell(doorbell.is_some());
         let places = table.places();
         let level = |source: Source| EpollEvent::new(EpollFlags::EPOLLIN, source.pack());
         epoll.add(&wake, level(Source::Orders))?;
@@ -206,13 +206,13 @@ impl Worker {
 
     fn run(mut self) {
         let mut found = [EpollEvent::empty(); 64];
-        let order = Arc::clone(self.shard.order());
+        let entry = Arc::clone(self.shard.pump_entry());
         while !self.stopping {
             test_point();
             self.pump();
             let now = now_ns();
             if let Some(relay) = self.relay.decide(now) {
-                order.set_relay(relay);
+                entry.set_relay(relay);
             }
             let longest = if self.sessions.is_empty() {
                 u64::MAX
@@ -223,7 +223,7 @@ impl Worker {
             if self.relay.active() {
                 timeout = timeout.min(NAP_NS);
             } else if timeout > 0 {
-                order.set_awake(false);
+                entry.set_awake(false);
                 let _ = self.ring.consume();
                 if !self.events.borrow().is_empty() {
                     timeout = 0;
@@ -234,12 +234,12 @@ impl Worker {
             }
             let asleep = timeout > 0 && !self.relay.active();
             let count = wait(&self.epoll, &mut found, timeout);
-            order.set_awake(true);
+            entry.set_awake(true);
             if count == 0 && asleep && self.is_unheard() {
                 tracing::info!(
                     "wake-ups: no frames from the loopback: ring buffers used instead; is lo up?"
                 );
-                order.set_doorbell(false);
+                entry.set_doorbell(false);
             }
             // Orders first: kicked sessions must be registered.
             self.take_orders();
