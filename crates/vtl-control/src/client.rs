@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn call__asks_first_for_something_easy_where_an_answer_may_take_long() {
+    fn call__asks_for_the_hooks_first_where_an_answer_may_take_long() {
         let (here, there) = pair();
         let daemon = thread::spawn(move || {
             let mut asked = Vec::new();
