@@ -4,11 +4,11 @@ use core::time::Duration;
 
 use super::{
     Encapsulation, Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError,
-    Reason, Values, able,
+    Reason, Values,
     crypto::bound_nego,
     established, nanos,
     race::{Race, Run},
-    succeeded, to,
+    succeeded, to, with_capabilities,
 };
 use crate::{
     intf,
@@ -183,7 +183,7 @@ impl Initiator {
     pub fn bound(&self) -> Vec<u8> {
         let header = match self.offer.succeeds {
             Some(_) => self.header(),
-            None => able(Header::default()),
+            None => with_capabilities(Header::default()),
         };
         bound_nego(&self.nego(header))
     }
@@ -282,7 +282,7 @@ impl Initiator {
         } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
         }
-        able(header)
+        with_capabilities(header)
     }
 
     fn nego(&self, header: Header) -> Nego<'static> {

@@ -1,3 +1,4 @@
+//! Negotiations between initiators and responders over a simulated network.
 #![allow(non_snake_case)]
 
 mod crypto;

@@ -90,7 +90,7 @@ fn early__used_before_any_data_went_opens_without() {
         Ok(None)
     );
     let again = next_nego(&mut initiator);
-    assert_eq!(again.header, able(Header::default()));
+    assert_eq!(again.header, with_capabilities(Header::default()));
     let ack = answer(&mut responder, S, &again, &grafts);
     let opened = initiator.handle(S + 9 * MS, &ack, Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));
