@@ -97,7 +97,8 @@ impl Shape {
             .windows(2)
             .map(|two| two[1].at.saturating_sub(two[0].at))
             .collect();
-        let mean = gaps.iter().sum::<u64>() / gaps.len() as u64;
+        let sum = gaps.iter().fold(0_u64, |sum, gap| sum.saturating_add(*gap));
+        let mean = sum / gaps.len() as u64;
         let even = gaps.iter().all(|gap| gap.abs_diff(mean) <= mean * 2 / 5);
         let sizes = paced.iter().map(|packet| packet.len);
         let (least, most) = (sizes.clone().min()?, sizes.max()?);
