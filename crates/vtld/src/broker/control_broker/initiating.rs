@@ -294,7 +294,7 @@ impl ControlBroker {
                     self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
-            Ok(Some(Step::Go(established))) => self.open_early(sid, &established),
+            Ok(Some(Step::OpenEarly(established))) => self.open_early(sid, &established),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
         }
