@@ -263,8 +263,8 @@ ssize_t vtl_recv_part(vtl_socket *sock, void *buffer, size_t size, int *more);
  * -EAGAIN, -ETIMEDOUT: the peer does not have everything yet; the socket is still open, so call
  * again, or vtl_abort(). There is no wake-up for that. After any other error the socket is gone.
  * -EPIPE: the peer closed the session first. -ECONNABORTED: the session broke. -EBADMSG: as
- * vtl_recv_data() has said. -EINVAL: a message
- * was begun and has not gone whole; the peer learns that.
+ * vtl_recv_data() has said. -EINVAL: a message was begun and has not gone whole; the peer learns
+ * that.
  */
 int vtl_close(vtl_socket *sock);
 

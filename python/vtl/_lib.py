@@ -14,10 +14,10 @@ from typing import Any, Optional, Union
 
 INITIATOR, RESPONDER, LISTENER = 1, 2, 3
 
-# No message is longer, bytes.
-MESSAGE = 64 << 20
-# So much of a message is fetched at a time, bytes.
-_PART = 1 << 15
+# Maximum length of a message, bytes.
+MAX_MESSAGE = 64 << 20
+# Maximum part of a message that is fetched at a time, bytes.
+_MAX_PART = 1 << 15
 
 Buffer = Union[bytes, bytearray, memoryview]
 
@@ -128,11 +128,13 @@ class Info:
     graft: str
     """The protocol's name."""
     gid: int
+    """The protocol's number."""
     services: Services
+    """What the protocol provides."""
     peer: str
     """The other host's address."""
     max_message: int
-    """The longest message, bytes: 64 MB by protocols with reliability and order, else max_packet."""
+    """The longest message, bytes: 64 MiB by protocols with reliability and order, else max_packet."""
     max_packet: int
     """What one packet carries at most, bytes; becomes less when the path takes less."""
 
@@ -142,22 +144,31 @@ class Statistics:
     """What is counted of a session since it began; the first four are estimates."""
 
     rtt: float
-    """Milliseconds."""
+    """Smoothed round-trip time, milliseconds."""
     min_rtt: float
-    """Milliseconds."""
+    """The shortest round trip of the last 10 s, milliseconds."""
     rate: float
-    """What the network takes, Mbit/s of payload."""
+    """At which payload arrives, the highest of late, Mbit/s."""
     loss: float
-    """Percent."""
+    """Transmissions lost on their way of late, percent."""
     window: int
+    """Packets that may be under way."""
     sent: int
+    """Packets, repetitions included."""
     retransmitted: int
+    """Packets sent again."""
     lost: int
+    """Transmissions that have not arrived."""
     delivered: int
+    """Packets that have arrived at the peer."""
     unacknowledged: int
+    """Packets that the peer has not acknowledged yet."""
     received: int
+    """Different packets."""
     duplicates: int
+    """Packets that came again."""
     timeouts: int
+    """Times that nothing came back for too long."""
 
 
 def _load() -> ctypes.CDLL:
@@ -308,7 +319,7 @@ class Message:
     def fetch(self, handle: Handle) -> int:
         """One part of it; the result of libvtl."""
         if self._place is None:
-            self._buffer = bytearray(_PART)
+            self._buffer = bytearray(_MAX_PART)
             self._place = In(self._buffer)
         place = self._place
         more = ctypes.byref(self._more)

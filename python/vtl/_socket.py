@@ -10,7 +10,7 @@ from typing import Callable, Iterator, Optional, Type, TypeVar, Union
 from . import _lib
 from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
 
-# So often calls that wait come back to Python, for signals such as Ctrl-C: ms.
+# Interval at which calls that wait return to Python, for signals such as Ctrl-C, ms.
 _SLICE = 100
 
 _Self = TypeVar("_Self", bound="_Waiting")
@@ -130,7 +130,7 @@ class Session(_Waiting):
         call = LIB.vtl_send_in_lane
         self._wait(lambda: call(self._handle.value, lane, out.at(0), out.size))
 
-    def recv_message(self, limit: int = _lib.MESSAGE) -> bytes:
+    def recv_message(self, limit: int = _lib.MAX_MESSAGE) -> bytes:
         """The next message; b"" once the peer has closed the session.
 
         What has come of it when a call gives up is kept for the next one. A message longer than

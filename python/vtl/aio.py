@@ -168,7 +168,7 @@ class Session(_Watched):
                 lambda: LIB.vtl_send_data(self._handle.value, None, 0),
             )
 
-    async def recv_message(self, limit: int = _lib.MESSAGE) -> bytes:
+    async def recv_message(self, limit: int = _lib.MAX_MESSAGE) -> bytes:
         """The next message; b"" once the peer has closed the session.
 
         What has come of it when this is cancelled is kept for the next call. A message longer than

@@ -414,7 +414,7 @@ fn rules__change_under_flows_and_are_refused_whole() {
         .expect("signalled");
     let log = world.log_path(Host::Client);
     until("it says so", || {
-        fs::read_to_string(&log).is_ok_and(|log| log.contains("the rules stay as they were"))
+        fs::read_to_string(&log).is_ok_and(|log| log.contains("rules: stay as they were"))
     });
 
     // Changed, and changed again, while the flow goes on.

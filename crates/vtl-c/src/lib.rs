@@ -76,6 +76,8 @@ unsafe fn place_of<'a>(place: *mut *mut vtl_socket) -> Outcome<&'a mut *mut vtl_
     }
 }
 
+/// The caller's text; `None` if it is NULL.
+///
 /// # Safety
 /// NULL, or the text ends with a zero byte and stays as it is during `'a`.
 unsafe fn text<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
@@ -167,6 +169,8 @@ pub unsafe extern "C" fn vtl_negotiate(
     })
 }
 
+/// The caller's requirements; reliability, order and congestion control if they are NULL.
+///
 /// # Safety
 /// NULL or as large as its field `size` says.
 unsafe fn read_requirements(wanted: *const vtl_requirements) -> Outcome<Requirements> {

@@ -25,7 +25,7 @@
         }                                                                                          \
     } while (0)
 
-enum { SIZE = 3 << 20, PATIENCE = 30000, MOST = 64 };
+enum { SIZE = 3 << 20, PATIENCE = 30000, MAX_SESSIONS = 64 };
 
 static unsigned char at(size_t i) {
     return (unsigned char)(i * 31 + i / 251);
@@ -81,7 +81,7 @@ static void serve_blocking(int count) {
     CHECK(vtl_set_timeout(listener, PATIENCE) == 0);
     puts("ready");
     fflush(stdout);
-    pthread_t threads[MOST];
+    pthread_t threads[MAX_SESSIONS];
     for (int i = 0; i < count; i++) {
         vtl_socket *sock;
         CHECK(vtl_accept(listener, &sock) == 0);
@@ -127,8 +127,8 @@ static void serve_polled(int count) {
     CHECK(vtl_set_timeout(listener, 0) == 0);
     puts("ready");
     fflush(stdout);
-    struct polled sessions[MOST] = {{0}};
-    struct pollfd fds[MOST + 1];
+    struct polled sessions[MAX_SESSIONS] = {{0}};
+    struct pollfd fds[MAX_SESSIONS + 1];
     int accepted = 0, open = 0;
     while (accepted < count || open > 0) {
         int n = 0;
@@ -340,7 +340,8 @@ static void serve_messages(void) {
     CHECK(r == 0 || r == -EPIPE);
 }
 
-/* Sends a message, in no time at all, and in one go with `wait`, and takes its echo in pieces. */
+/* Sends a message, in one call with `wait`, else by calls that do not wait, and takes its echo in
+ * pieces. */
 static void echoed(vtl_socket *sock, const unsigned char *data, size_t size, int wait) {
     CHECK(vtl_set_timeout(sock, wait ? PATIENCE : 0) == 0);
     int sent = 0, more = 1;

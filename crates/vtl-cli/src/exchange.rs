@@ -56,7 +56,7 @@ pub(crate) struct RecvArgs {
 
 /// Runs `vtl send`.
 pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    // Before anybody is bothered.
+    // Checked before the daemon and the peer are asked.
     let file = &args.file;
     let metadata = file
         .metadata()
@@ -108,7 +108,7 @@ pub(crate) fn recv(args: &RecvArgs, socket: &SocketArgs) -> anyhow::Result<()> {
         force: args.force,
     };
     let received = transfer::receive(&destination, &mut connection);
-    // Our last word shall arrive, also a refusal: without it the sender takes nothing for received.
+    // Waits until the verdict has arrived, also a refusal: without it the sender takes nothing for received.
     let _ = connection.close();
     received.map(drop)
 }

@@ -133,7 +133,7 @@ pub struct SessionStatus {
     pub sid: u32,
     /// The other host.
     pub peer: IpAddr,
-    /// VTL port at which it was opened; 0: it carries hooked flows.
+    /// VTL port at which it was opened; 65535: it carries hooked flows.
     pub port: u16,
     /// Encapsulation: `native`, `udp` or `tcp`.
     pub way: String,
@@ -503,24 +503,24 @@ pub struct PathStatus {
     /// It loses packets in bursts, while no queue stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub looks_wireless: Option<bool>,
-    /// Round-trip time, milliseconds: the minimum lately,
+    /// The minimum round-trip time lately, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_rtt_ms: Option<f64>,
-    /// smoothed,
+    /// The smoothed round-trip time, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,
-    /// and its mean deviation.
+    /// The mean deviation of round-trip times, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_variance_ms: Option<f64>,
-    /// Packets that the share of lost ones is of.
+    /// Number of packets that `loss_pct` is a share of.
     pub packets: u64,
     /// Lost packets, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
-    /// The same of packets that were sent while no queue stood on the path, percent.
+    /// Lost packets of those sent while no queue stood on the path, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clear_loss_pct: Option<f64>,
-    /// How many of these packets are lost in a row, on average.
+    /// How many packets are lost in a row while no queue stands, on average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_burst: Option<f64>,
     /// Packets that arrive behind later ones, percent.
@@ -529,13 +529,13 @@ pub struct PathStatus {
     /// Rate of delivery, payload, Mbit/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery_mbit: Option<f64>,
-    /// The rate that the path has for this host, payload, Mbit/s;
+    /// The rate that the path has for this host, payload, Mbit/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_mbit: Option<f64>,
-    /// whether that is a lower bound, as less was sent;
+    /// Whether `bandwidth_mbit` is a lower bound, as less was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_at_least: Option<bool>,
-    /// and by how much the two highest rates lately differ, percent.
+    /// By how much the two highest rates lately differ, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_error_pct: Option<f64>,
 }

@@ -185,13 +185,13 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn status(&self) -> Result<Status, Error> {
-        let mut status: Status = self.call(&Request::Status { from: 0 })?;
-        while let Some(from) = status.more {
-            let page: Status = self.call(&Request::Status { from })?;
-            status.sessions.extend(page.sessions);
-            status.more = page.more.filter(|more| *more > from);
-        }
-        Ok(status)
+        self.pages(
+            |from| Request::Status {
+                from: from.unwrap_or_default(),
+            },
+            |status: &mut Status| &mut status.more,
+            |status, page| status.sessions.extend(page.sessions),
+        )
     }
 
     /// All flows: requests all pages.
@@ -199,13 +199,13 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn flows(&self) -> Result<FlowList, Error> {
-        let mut list: FlowList = self.call(&Request::FlowList { from: 0 })?;
-        while let Some(from) = list.more {
-            let page: FlowList = self.call(&Request::FlowList { from })?;
-            list.flows.extend(page.flows);
-            list.more = page.more.filter(|more| *more > from);
-        }
-        Ok(list)
+        self.pages(
+            |from| Request::FlowList {
+                from: from.unwrap_or_default(),
+            },
+            |list: &mut FlowList| &mut list.more,
+            |list, page| list.flows.extend(page.flows),
+        )
     }
 
     /// The paths to other hosts: requests all pages.
@@ -213,13 +213,11 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn paths(&self) -> Result<PathList, Error> {
-        let mut list: PathList = self.call(&Request::PathList { from: None })?;
-        while let Some(from) = list.more {
-            let page: PathList = self.call(&Request::PathList { from: Some(from) })?;
-            list.paths.extend(page.paths);
-            list.more = page.more.filter(|more| *more > from);
-        }
-        Ok(list)
+        self.pages(
+            |from| Request::PathList { from },
+            |list: &mut PathList| &mut list.more,
+            |list, page| list.paths.extend(page.paths),
+        )
     }
 
     /// The choice by the model: requests all pages.
@@ -227,13 +225,13 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn selected(&self) -> Result<SelectStatus, Error> {
-        let mut status: SelectStatus = self.call(&Request::SelectStatus { from: 0 })?;
-        while let Some(from) = status.more {
-            let page: SelectStatus = self.call(&Request::SelectStatus { from })?;
-            status.paths.extend(page.paths);
-            status.more = page.more.filter(|more| *more > from);
-        }
-        Ok(status)
+        self.pages(
+            |from| Request::SelectStatus {
+                from: from.unwrap_or_default(),
+            },
+            |list: &mut SelectStatus| &mut list.more,
+            |list, page| list.paths.extend(page.paths),
+        )
     }
 
     /// All known peers: requests all pages.
@@ -241,13 +239,13 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn peers(&self) -> Result<Peers, Error> {
-        let mut list: Peers = self.call(&Request::PeerList { from: 0 })?;
-        while let Some(from) = list.more {
-            let page: Peers = self.call(&Request::PeerList { from })?;
-            list.peers.extend(page.peers);
-            list.more = page.more.filter(|more| *more > from);
-        }
-        Ok(list)
+        self.pages(
+            |from| Request::PeerList {
+                from: from.unwrap_or_default(),
+            },
+            |list: &mut Peers| &mut list.more,
+            |list, page| list.peers.extend(page.peers),
+        )
     }
 
     /// All rules in force: requests all pages.
@@ -255,13 +253,31 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn rules(&self) -> Result<Rules, Error> {
-        let mut rules: Rules = self.call(&Request::RuleList { from: 0 })?;
-        while let Some(from) = rules.more {
-            let page: Rules = self.call(&Request::RuleList { from })?;
-            rules.rules.extend(page.rules);
-            rules.more = page.more.filter(|more| *more > from);
+        self.pages(
+            |from| Request::RuleList {
+                from: from.unwrap_or_default(),
+            },
+            |list: &mut Rules| &mut list.more,
+            |list, page| list.rules.extend(page.rules),
+        )
+    }
+
+    /// Requests a list page by page. `request`: the page that starts there, `None` for the first. `more`: the field
+    /// that says where the next one starts. `append` adds a page's items to the list.
+    fn pages<T: DeserializeOwned, K: Copy + PartialOrd>(
+        &self,
+        request: impl Fn(Option<K>) -> Request,
+        more: impl Fn(&mut T) -> &mut Option<K>,
+        append: impl Fn(&mut T, T),
+    ) -> Result<T, Error> {
+        let mut list: T = self.call(&request(None))?;
+        while let Some(from) = more(&mut list).take() {
+            let mut page: T = self.call(&request(Some(from)))?;
+            // A page that does not lead on would be requested for ever.
+            *more(&mut list) = more(&mut page).filter(|next| *next > from);
+            append(&mut list, page);
         }
-        Ok(rules)
+        Ok(list)
     }
 
     /// Sends a request without waiting; [`Client::answer`] takes the answer.
@@ -463,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn call__asks_first_for_something_easy_where_an_answer_may_take_long() {
+    fn call__asks_for_the_hooks_first_where_an_answer_may_take_long() {
         let (here, there) = pair();
         let daemon = thread::spawn(move || {
             let mut asked = Vec::new();

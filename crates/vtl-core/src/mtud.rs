@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn detour__ends_where_another_way_is_there_again() {
+    fn detour__ends_when_another_encapsulation_works_again() {
         let second = 1_000 * MS;
         let mut detour = Detour::new(0);
         let look = |detour: &mut Detour, s: u64| detour.poll(s * second, 20 * MS, true);
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn session_path__follows_the_way_except_on_a_detour() {
+    fn session_path__follows_the_encapsulation_except_on_a_detour() {
         let mut path = session_path(Encapsulation::Native);
         assert!(!path.is_rerouted(Encapsulation::Native));
         assert!(path.is_rerouted(Encapsulation::Udp));

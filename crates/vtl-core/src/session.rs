@@ -24,7 +24,7 @@ pub const DEAD_NS: u64 = 15_000 * MS;
 pub const DEAD_TIMEOUTS: u32 = 3;
 /// Maximum transmissions of CLOSE to a peer that does not answer (section 6).
 pub const CLOSE_TRIES: u32 = 5;
-/// Maximum transmissions of CLOSE while the negotiation has yet to confirm early data: as long as the
+/// Maximum transmissions of CLOSE while the negotiation has yet to confirm the session: as long as the
 /// negotiation itself retries.
 pub const UNCONFIRMED_TRIES: u32 = 45;
 /// Retransmission interval of CLOSE, and the wait after the last one.
@@ -252,7 +252,8 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// The negotiation that has yet to confirm early data.
+    /// The negotiation that has yet to confirm the open session: early data, or the last flight of the crypto
+    /// handshake.
     pub fn confirming(&mut self) -> Option<&mut N> {
         match self.handshake()? {
             Handshake::Confirming(negotiation) => Some(negotiation),
@@ -260,7 +261,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// Whether early data have yet to be confirmed.
+    /// Whether the negotiation has yet to confirm the open session, as in [`Lifecycle::confirming`].
     pub fn is_confirming(&self) -> bool {
         match &self.phase {
             Phase::Open(handshake) | Phase::Closing(Closing { handshake, .. }) => {
@@ -292,7 +293,7 @@ impl<N> Lifecycle<N> {
         }
     }
 
-    /// Opens the initiator's session for early data, while the negotiation goes on.
+    /// Opens the initiator's session while the negotiation goes on: for early data, or once its keys are agreed.
     pub fn start_confirming(&mut self, now: u64) {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Opening(negotiation) => {
@@ -311,14 +312,15 @@ impl<N> Lifecycle<N> {
         self.heard_ns = now;
     }
 
-    /// Takes the peer's answer to early data, which confirms them or names another session for them.
+    /// Takes the answer that the negotiation waited for: it confirms the session, or names another one for its
+    /// early data.
     pub fn handle_confirmed(&mut self) {
         if let Some(handshake @ Handshake::Confirming(_)) = self.handshake() {
             *handshake = Handshake::Complete;
         }
     }
 
-    /// Takes [`Observation::heard`]: an acknowledgement confirms early data as an answer does.
+    /// Takes [`Observation::heard`]: an acknowledgement confirms the session as an answer does.
     pub fn handle_heard(&mut self, heard: u64) {
         if heard != 0 {
             self.handle_confirmed();

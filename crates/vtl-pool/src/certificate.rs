@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    Error, Result,
+    Error, LAST_EXPIRY, Result,
     key::{PublicKey, SecretKey, from_hex_bytes, to_hex},
     read_bounded,
 };
@@ -23,8 +23,6 @@ pub const MAX_CERTIFICATE: usize = FIXED + MAX_NAME + MAX_ADDRESSES * 18 + SIGNA
 pub const MAX_NAME: usize = 253;
 /// Maximum number of prefixes in a certificate.
 pub const MAX_ADDRESSES: usize = 32;
-/// Latest expiry: 9999-12-31T23:59:59Z, the last second that RFC 3339 can express.
-const LAST: u64 = 253_402_300_799;
 
 /// Domain separation: no signature for another purpose is valid for a certificate.
 const DOMAIN: &[u8] = b"vtl host certificate 1\n";
@@ -122,7 +120,7 @@ impl Certificate {
             return Err(Malformed::Form("it is of another version"));
         }
         let expires = u64::from_be_bytes(take(&mut rest)?);
-        if expires > LAST {
+        if expires > LAST_EXPIRY {
             return Err(Malformed::Form("it expires at no time"));
         }
         let mut public = || -> std::result::Result<PublicKey, Malformed> {
@@ -318,7 +316,7 @@ mod tests {
     fn certificate__longest_and_shortest() {
         let name = "n".repeat(MAX_NAME);
         let long = vec![("2001:db8::1".parse().unwrap(), 128); MAX_ADDRESSES];
-        let bytes = Certificate::sign(&name, host(), &long, LAST, &ca()).unwrap();
+        let bytes = Certificate::sign(&name, host(), &long, LAST_EXPIRY, &ca()).unwrap();
         assert_eq!(bytes.len(), MAX_CERTIFICATE);
         let bytes = Certificate::sign("a", host(), &[], 0, &ca()).unwrap();
         assert_eq!(bytes.len(), FIXED + 1 + SIGNATURE);
@@ -334,7 +332,7 @@ mod tests {
         assert!(sign("", &[], 0).contains("name"));
         assert!(sign("a b", &[], 0).contains("name"));
         assert!(sign(&"n".repeat(MAX_NAME + 1), &[], 0).contains("name"));
-        assert!(sign("a", &[], LAST + 1).contains("expires"));
+        assert!(sign("a", &[], LAST_EXPIRY + 1).contains("expires"));
         for (text, bits) in [
             ("10.0.0.1", 8),
             ("10.0.0.0", 33),

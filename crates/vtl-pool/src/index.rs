@@ -31,7 +31,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Result, Version,
+    Error, LAST_EXPIRY, Result, Version,
     key::{PublicKey, SecretKey, failed, guarded, to_hex},
     object::is_name,
     package::parse_signature,
@@ -45,8 +45,6 @@ pub const MAX_INDEX: usize = 256 << 10;
 const DOMAIN: &[u8] = b"vtl graft index 1\n";
 /// Start of the signature's line.
 const COMMENT: &str = "# ";
-/// Last second that RFC 3339 can express.
-const LAST: u64 = 253_402_300_799;
 
 /// The newest version of a graft.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,7 +171,7 @@ impl Index {
         if !names.all(|name| is_name(name)) {
             return Err(not("a name in it is no graft's"));
         }
-        if list.serial == 0 || list.expires > LAST {
+        if list.serial == 0 || list.expires > LAST_EXPIRY {
             return Err(not("its serial or its expiry cannot be"));
         }
         Ok(Self {

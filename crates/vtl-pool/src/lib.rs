@@ -149,6 +149,9 @@ pub enum Error {
     },
 }
 
+/// Latest expiry of what is signed: 9999-12-31T23:59:59Z, the last second that RFC 3339 can express.
+pub(crate) const LAST_EXPIRY: u64 = 253_402_300_799;
+
 /// This crate's results.
 pub type Result<T> = std::result::Result<T, Error>;
 

@@ -81,7 +81,7 @@ pub fn enclose(packet: &[u8], from: IpAddr, to: IpAddr, frame: &mut Vec<u8>) {
     frame.extend_from_slice(packet);
 }
 
-/// `payload`: bytes behind the IP header; `None` leaves the length 0.
+/// Appends the Ethernet and IP headers. `payload`: bytes behind the IP header; `None` leaves the length 0.
 fn write(out: &mut Vec<u8>, from: IpAddr, to: IpAddr, payload: Option<u16>) {
     let ethernet = |ether_type| Ethernet2Header {
         ether_type,

@@ -29,8 +29,8 @@ pub mod seal;
 pub mod services;
 pub mod wire;
 
-/// `bpf/include/vtl/wire.h` and `intf.h` through bindgen; the comments are there. Integers named
-/// `__be16` and so on are plain integers here: [`wire`] converts them.
+/// `wire.h`, `intf.h`, `timers.h` and `hooker.h` of `bpf/include/vtl` through bindgen; the comments are there. Integers
+/// named `__be16` and so on are plain integers here: [`wire`] converts them.
 #[allow(
     missing_docs,
     non_camel_case_types,

@@ -1,4 +1,4 @@
-//! Negotiation of a session: one NEGO, one answer. With a peer met before, early data need not wait for it.
+//! Negotiation of a session: one NEGO, one answer. With a peer met before, early data need not wait for the answer.
 //!
 //! [`Initiator`] opens, [`Responder`] answers. Both are sans-I/O: packets, time and random values come in,
 //! packets and decisions go out.
@@ -43,10 +43,10 @@ pub const MIN_WAIT: Duration = Duration::from_millis(100);
 /// Delay of early data after NEGO, in which the responder's daemon creates the session.
 pub const HEAD_START: Duration = Duration::from_millis(2);
 /// Delay of the next encapsulation while the round-trip time is unknown (RFC 8305, section 5); otherwise one
-/// and a half round trips, at least [`MIN_HEAD`].
-pub const HEAD: Duration = Duration::from_millis(250);
-/// See [`HEAD`].
-pub const MIN_HEAD: Duration = Duration::from_millis(50);
+/// and a half round trips, at least [`MIN_ATTEMPT_DELAY`].
+pub const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// Minimum of that delay, however short the round-trip time.
+pub const MIN_ATTEMPT_DELAY: Duration = Duration::from_millis(50);
 /// Maximum number of sessions with peers whose addresses are not validated. Beyond it, peers are sent a cookie
 /// first.
 pub const STRANGERS: usize = 8;
@@ -257,7 +257,7 @@ fn to(sid: u32, token: u64) -> Header {
 }
 
 /// Sets the flags of this host's capabilities in the header of a NEGO or NEGO_ACK.
-fn able(header: Header) -> Header {
+fn with_capabilities(header: Header) -> Header {
     Header {
         flags: header.flags | intf::VTL_F_MORE as u8,
         ..header

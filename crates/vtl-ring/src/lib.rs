@@ -71,42 +71,42 @@ impl Ring {
         ((slots as usize + 1) * SLOT).next_multiple_of(4096)
     }
 
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    fn word64(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: an aligned field of the control slot, inside the mapping.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    fn half(&self, offset: usize) -> &AtomicU32 {
+    fn word32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     fn producer(&self) -> &AtomicU64 {
-        self.word(std::mem::offset_of!(vtl_ring_ctl, producer))
+        self.word64(std::mem::offset_of!(vtl_ring_ctl, producer))
     }
 
     fn consumer(&self) -> &AtomicU64 {
-        self.word(std::mem::offset_of!(vtl_ring_ctl, consumer))
+        self.word64(std::mem::offset_of!(vtl_ring_ctl, consumer))
     }
 
     fn waiting(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, waiting))
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, waiting))
     }
 
     fn refill(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, refill))
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, refill))
     }
 
     fn most(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, most))
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, most))
     }
 
     fn notsent_lowat(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, notsent_lowat))
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, notsent_lowat))
     }
 
     fn closed(&self) -> &AtomicU32 {
-        self.half(std::mem::offset_of!(vtl_ring_ctl, closed))
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, closed))
     }
 
     fn set_closed(&self, why: u32) {

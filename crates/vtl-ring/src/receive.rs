@@ -15,9 +15,11 @@ pub struct RxRing {
     ring: Ring,
     /// Slots name the packet to be read: see [`RxRing::with_list`].
     listed: bool,
+    /// Number of the next packet to be read.
     next: u64,
     /// Cached `producer`: the kernel writes that cache line, so reading it costs.
     arrived: u64,
+    /// `next` as of which the sender has been told of the room.
     told: u64,
     /// Number after the last packet's, once that was read.
     end: Option<u64>,

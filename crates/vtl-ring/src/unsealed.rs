@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn rx_ring__told_numbers_count_not_places_and_once() {
+    fn rx_ring__opens_by_the_number_told_and_each_once() {
         let mut pair = Pair::new(true);
         pair.send(b"one");
         pair.send(b"two");
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn rx_ring__copies_what_tells_its_number() {
+    fn rx_ring__copies_packets_that_tell_their_number() {
         // The kernel recovers lost packets from received ones, in their sealed form.
         for numbered in [false, true] {
             let mut pair = Pair::new(numbered);

@@ -481,7 +481,7 @@ mod tests {
             .collect()
     }
 
-    /// The book, section 2.2: outlook gains 0.246 bits, divided by 1.577.
+    /// The book, section 2.2: outlook gains 0.246 bits (0.247 without rounding in between), divided by 1.577.
     #[test]
     fn values__gain_of_the_book() {
         let data = golf();

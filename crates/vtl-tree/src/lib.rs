@@ -101,7 +101,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Two weights or gains that differ by less are equal: sums of fractions are not exact.
 const EPSILON: f64 = 1e-6;
 
-/// The greatest of the numbers, the first of equal ones. 0 for none.
+/// The index of the greatest number, the first of equal ones. 0 if there is none.
 fn first_max(numbers: &[f64]) -> usize {
     let mut best = 0;
     for (i, number) in numbers.iter().enumerate().skip(1) {

@@ -14,8 +14,8 @@ use std::{
 use vtl::{Mode, Socket, control::socket_path};
 
 const PORT: u16 = 9253;
-/// The longest message.
-const MOST: usize = 64 << 10;
+/// Maximum length of a message, bytes.
+const MAX_MESSAGE: usize = 64 << 10;
 /// Rounds that are not counted.
 const WARM: usize = 200;
 /// Pause before each round of `slow`: everything has gone to sleep by then.
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn serve(mut socket: impl Read + Write) -> Result<(), Box<dyn Error>> {
-    let mut buffer = vec![0; MOST];
+    let mut buffer = vec![0; MAX_MESSAGE];
     loop {
         let n = match socket.read(&mut buffer) {
             // The other side does not close in order.
@@ -82,7 +82,7 @@ fn ping(
     bytes: usize,
     slow: bool,
 ) -> Result<(), Box<dyn Error>> {
-    let mut answer = vec![0; bytes.clamp(8, MOST)];
+    let mut answer = vec![0; bytes.clamp(8, MAX_MESSAGE)];
     let mut times = Vec::with_capacity(count);
     for round in 0..WARM + count {
         let message: Vec<u8> = (0..answer.len()).map(|i| (i + round) as u8).collect();

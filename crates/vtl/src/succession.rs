@@ -21,7 +21,7 @@ use crate::{
 /// How long late packets of an unreliable session are awaited after its succession.
 const LATE: Duration = Duration::from_secs(1);
 /// Maximum number of previous sessions that are not finished.
-const MOST: usize = 8;
+const MAX_OLD: usize = 8;
 
 /// State of a socket besides its present session.
 #[derive(Default)]
@@ -96,7 +96,7 @@ impl Socket {
             return outcome.map(Some);
         }
         if self.succession.asked.is_none() {
-            if self.succession.old.len() >= MOST {
+            if self.succession.old.len() >= MAX_OLD {
                 return Err(Error::Misuse(
                     "read what came before the last changes first",
                 ));
@@ -210,7 +210,7 @@ impl Socket {
     /// Advances a succession as far as possible without blocking.
     pub(crate) fn tend(&mut self) {
         self.take_answer();
-        let full = self.succession.old.len() >= MOST;
+        let full = self.succession.old.len() >= MAX_OLD;
         if let Some(session) = &mut self.session {
             session.stays = full;
             if session.is_left() {

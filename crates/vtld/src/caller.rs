@@ -14,7 +14,7 @@ use crate::option::netns_cookie;
 pub(crate) struct Caller {
     pub(crate) uid: u32,
     /// It is in our network namespace.
-    pub(crate) near: bool,
+    pub(crate) same_netns: bool,
     /// Pidfd of the process that has connected: its PID may be reused.
     process: Option<OwnedFd>,
 }
@@ -27,7 +27,7 @@ impl Caller {
     pub(crate) fn of(socket: &OwnedFd, namespace: Option<u64>) -> io::Result<Self> {
         Ok(Self {
             uid: getsockopt(socket, sockopt::PeerCredentials)?.uid(),
-            near: netns_cookie(socket).is_ok_and(|n| Some(n) == namespace),
+            same_netns: netns_cookie(socket).is_ok_and(|n| Some(n) == namespace),
             process: getsockopt(socket, sockopt::PeerPidfd).ok(),
         })
     }

@@ -43,7 +43,7 @@ use crate::{
     hooker::{self, Carrier, Hooked, Hooker},
     option::netns_cookie,
     panics::test_point,
-    rules::{Keeper, is_regular},
+    rules::{RulesManager, is_regular},
 };
 
 /// Maximum of concurrent connections, besides those of sessions.
@@ -70,11 +70,12 @@ struct Service {
     broker: broker::Handle,
     /// Weak, so that pending requests do not keep it alive.
     hooker: Weak<Hooker>,
-    rules: Arc<Keeper>,
+    rules: Arc<RulesManager>,
     /// Watches connections for requests, one-shot until answered.
     epoll: Epoll,
     clients: Mutex<HashMap<Owner, Arc<Connection>>>,
-    most_clients: usize,
+    /// Maximum number of connections.
+    max_clients: usize,
     successor: Successor,
 }
 
@@ -141,7 +142,7 @@ impl Control {
         &self,
         broker: broker::Handle,
         hooker: Weak<Hooker>,
-        rules: Arc<Keeper>,
+        rules: Arc<RulesManager>,
         sessions: usize,
     ) -> io::Result<()> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -154,7 +155,7 @@ impl Control {
             rules,
             epoll,
             clients: Mutex::default(),
-            most_clients: sessions + SPARE_CLIENTS,
+            max_clients: sessions + SPARE_CLIENTS,
             successor: Arc::clone(&self.successor),
         });
         thread::Builder::new()
@@ -197,7 +198,7 @@ impl Service {
             for event in &found[..count] {
                 match event.data() {
                     LISTENER => {
-                        self.welcome(listener, next_owner);
+                        self.accept_client(listener, next_owner);
                         next_owner += 1;
                     }
                     owner => self.start(owner),
@@ -211,7 +212,7 @@ impl Service {
     }
 
     /// Accepts a connection, or closes it if a quota is exceeded: of all, or of its user.
-    fn welcome(&self, listener: &OwnedFd, owner: Owner) {
+    fn accept_client(&self, listener: &OwnedFd, owner: Owner) {
         let socket = match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: accept made this descriptor for us alone.
             Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
@@ -227,10 +228,10 @@ impl Service {
         let mut clients = self.clients();
         let theirs = |c: &&Arc<Connection>| c.caller.uid == caller.uid;
         let is_full = if caller.is_root() {
-            clients.len() >= self.most_clients
+            clients.len() >= self.max_clients
         } else {
-            clients.len() >= self.most_clients - FOR_ROOT
-                || clients.values().filter(theirs).count() >= self.most_clients / 2
+            clients.len() >= self.max_clients - FOR_ROOT
+                || clients.values().filter(theirs).count() >= self.max_clients / 2
         };
         if is_full {
             return;
@@ -251,7 +252,7 @@ impl Service {
         };
         let service = Arc::clone(self);
         let work = move || {
-            let goes_on = service.converse(&connection, owner)
+            let goes_on = service.handle_request(&connection, owner)
                 && service
                     .epoll
                     .modify(&connection.socket, &mut once(owner))
@@ -273,7 +274,7 @@ impl Service {
     }
 
     /// Answers one request. False if the connection has ended.
-    fn converse(&self, connection: &Connection, owner: Owner) -> bool {
+    fn handle_request(&self, connection: &Connection, owner: Owner) -> bool {
         let client = &connection.socket;
         let mut ends = false;
         let answer = match protocol::receive(client.as_raw_fd()) {
@@ -316,7 +317,7 @@ impl Service {
     /// Lists flows from a number on, as many as fit into one message.
     fn flows(&self, from: u64, caller: &Caller) -> FlowList {
         let FlowList { flows, more } = self.broker.flows().list(from);
-        let flows = flows.into_iter().map(|flow| shown(flow, caller));
+        let flows = flows.into_iter().map(|flow| redacted(flow, caller));
         FlowList {
             flows: flows.collect(),
             more,
@@ -360,7 +361,7 @@ impl Service {
                 plain(Done {})
             }
             Request::FlowList { from } => plain(self.flows(from, caller)),
-            Request::FlowShow { id } => plain(shown(self.broker.flows().show(id)?, caller)),
+            Request::FlowShow { id } => plain(redacted(self.broker.flows().show(id)?, caller)),
             Request::FlowMove { id, carrier } => {
                 root("flow move")?;
                 plain(self.broker.flows().move_flow(id, carrier)?)
@@ -411,10 +412,13 @@ impl Service {
             }
             Request::Connect { to, session } => {
                 let wish = wish(session)?;
-                granted(self.broker.connect(owner, to, &wish, gone)?, caller.near)
+                granted(
+                    self.broker.connect(owner, to, &wish, gone)?,
+                    caller.same_netns,
+                )
             }
             Request::Follow { succeeds } => {
-                granted(self.broker.follow(owner, succeeds)?, caller.near)
+                granted(self.broker.follow(owner, succeeds)?, caller.same_netns)
             }
             Request::Listen { port } => {
                 caller.may_listen(port)?;
@@ -422,7 +426,9 @@ impl Service {
                     key: self.broker.listen(owner, port)?,
                 })
             }
-            Request::Accept { key } => granted(self.broker.accept(owner, key, gone)?, caller.near),
+            Request::Accept { key } => {
+                granted(self.broker.accept(owner, key, gone)?, caller.same_netns)
+            }
             Request::Statistics => plain(self.broker.statistics(owner)?),
             Request::Close { aborted } => {
                 self.broker.close(owner, aborted);
@@ -489,7 +495,7 @@ impl Service {
 
     /// Starts the handover to the caller, and the end of this daemon.
     fn take_over(&self, caller: &Caller) -> Answer {
-        if !caller.near {
+        if !caller.same_netns {
             return Err("this vtld is another network namespace's".into());
         }
         let mut successor = self
@@ -552,7 +558,7 @@ fn wish(session: SessionRequest) -> Result<Wish, String> {
 }
 
 /// Hides what derives from application data, such as a server's name, unless root asks.
-fn shown(mut flow: FlowStatus, caller: &Caller) -> FlowStatus {
+fn redacted(mut flow: FlowStatus, caller: &Caller) -> FlowStatus {
     if !caller.is_root() {
         flow.profile_evidence = None;
     }
@@ -587,10 +593,10 @@ fn hooks(hooker: &Hooker) -> Vec<Hook> {
     hooker.list().into_iter().map(row).collect()
 }
 
-/// Encodes a granted session. `near`: the application is in our network namespace; otherwise it must not get a
+/// Encodes a granted session. `same_netns`: the application is in our network namespace; otherwise it must not get a
 /// socket of it.
-fn granted(granted: Granted, near: bool) -> Answer {
-    let caller = granted.caller.filter(|_| near);
+fn granted(granted: Granted, same_netns: bool) -> Answer {
+    let caller = granted.caller.filter(|_| same_netns);
     let rings = granted.rings.into_iter();
     Ok((
         protocol::to_message(&granted.grant)?,

@@ -88,8 +88,8 @@ impl From<Errno> for HandoverError {
 #[serde(transparent)]
 pub(crate) struct Place(u32);
 
-/// Sender of descriptors. Sends each full message at once: this process may not be allowed twice as many as it
-/// has.
+/// Sender of descriptors. Sends each full message at once: duplicates of all of them might exceed this process's limit
+/// of open files.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     to: OwnedFd,

@@ -2,13 +2,16 @@
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
 //! - [`broker`]: opens sessions with peers and moves the bytes;
-//! - `flows`: hooked flows, and carriers that are not grafts, such as QUIC;
-//! - [`handover`]: handover of a daemon's state to the next one;
-//! - [`identity`]: identities of this host and of its peers;
+//! - `flows`: carries captured connections, over sessions or by carriers that are not grafts, such as QUIC;
+//! - [`selection`]: the carrier `auto`, which the daemon chooses by path and application;
 //! - [`netmon`]: the state of the paths to other hosts, by what connections count;
-//! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
+//! - [`identity`]: identities of this host and of its peers;
 //! - [`rules`]: the rules file, which selects carriers for connections;
-//! - [`control`]: the Unix socket for `vtl` and the client library.
+//! - [`Scope`]: the network interfaces that VTL uses;
+//! - [`control`]: the Unix socket for `vtl` and the client library, and `caller`: who its clients are;
+//! - [`handover`]: handover of a daemon's state to the next one;
+//! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
+//! - `network`, `option`, `urgent`: networks of peers, socket options, urgent data of TCP.
 
 pub mod broker;
 mod caller;

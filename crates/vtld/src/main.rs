@@ -23,6 +23,7 @@ use nix::{
 };
 use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice};
 use vtl_control::{Client, Done, Request};
+use vtl_proto::intf;
 use vtld::{
     Scope, broker,
     control::Control,
@@ -31,7 +32,7 @@ use vtld::{
     identity::Identity,
     netmon::{self, Loopback, NetMonitor},
     panics,
-    rules::Keeper,
+    rules::RulesManager,
     selection::Selection,
 };
 
@@ -89,7 +90,7 @@ struct Args {
     no_encryption: bool,
     /// Threads that send, at most 64, each for sessions of its own [default: one for every two
     /// processors]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(intf::VTL_MAX_SHARDS)))]
     shards: Option<u32>,
     /// Directory of graft packages (*.vtlg)
     #[arg(long, value_name = "DIR", default_value = "/var/lib/vtl/pool")]
@@ -142,7 +143,7 @@ enum Hook {
 }
 
 fn slots(text: &str) -> Result<u32, String> {
-    let most = vtl_proto::intf::VTL_MAX_WINDOW;
+    let most = intf::VTL_MAX_WINDOW;
     match text.parse() {
         Ok(n) if (64..=most).contains(&n) && u32::is_power_of_two(n) => Ok(n),
         _ => Err(format!("must be a power of two from 64 to {most}")),
@@ -172,9 +173,10 @@ fn interface(text: &str) -> Result<String, String> {
     }
 }
 
-/// Poll interval while another daemon ends, and how long it may take once it has handed over.
-const TURN: Duration = Duration::from_millis(5);
-const FAREWELL: Duration = Duration::from_secs(120);
+/// Poll interval while another daemon ends.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long another daemon may take to end once it has handed over.
+const HANDED_OVER_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Raises the limit of open files: a session takes one descriptor, two without io_uring, and eight while it is
 /// opened, and the usual limits are 1,024 and half a million.
@@ -187,7 +189,7 @@ fn allow_descriptors(sessions: usize) {
             .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))
     });
     if let Err(error) = raised {
-        tracing::debug!(%error, "cannot raise the limit of open files");
+        tracing::debug!(%error, "daemon: cannot raise the limit of open files");
     }
 }
 
@@ -287,7 +289,7 @@ impl Claim {
             let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => lock,
                 Err((_, Errno::EWOULDBLOCK)) if began.elapsed() < patience => {
-                    std::thread::sleep(TURN);
+                    std::thread::sleep(POLL_INTERVAL);
                     continue;
                 }
                 Err((_, Errno::EWOULDBLOCK)) => {
@@ -321,7 +323,7 @@ fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Lef
         let socket = sockets
             .pop()
             .context("the running daemon cannot be taken over")?;
-        (Some(socket), FAREWELL)
+        (Some(socket), HANDED_OVER_PATIENCE)
     } else {
         (stored, Duration::ZERO)
     };
@@ -471,7 +473,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let sessions = args.max_sessions;
     // Errors in the rules end the daemon, since it would seem to work without them; not after a take-over,
     // which must not lose connections.
-    let rules = Keeper::start(
+    let rules = RulesManager::start(
         args.rules.clone(),
         broker.clone(),
         Arc::downgrade(&hooker),
@@ -491,8 +493,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let signal = loop {
         match signals.wait()? {
             Signal::SIGHUP => match rules.reload() {
-                Ok(count) => tracing::info!(count, "rules read"),
-                Err(error) => tracing::error!(%error, "the rules stay as they were"),
+                Ok(count) => tracing::info!(count, "rules: read"),
+                Err(error) => tracing::error!(%error, "rules: stay as they were"),
             },
             signal => break signal,
         }

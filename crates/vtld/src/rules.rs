@@ -32,10 +32,10 @@ pub const DEFAULT_FILE: &str = "/etc/vtl/rules.toml";
 /// Maximum of values of one kind in a listed rule.
 const FEW: usize = 64;
 /// Interval of checking whether programs or control groups named by rules have been replaced.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Applies the rules file.
-pub struct Keeper {
+/// Reads the rules file, and has the hooker apply it.
+pub struct RulesManager {
     path: PathBuf,
     broker: broker::Handle,
     /// Weak, so that pending requests do not keep it alive.
@@ -45,7 +45,7 @@ pub struct Keeper {
     changed: Condvar,
 }
 
-impl Keeper {
+impl RulesManager {
     /// Applies the rules of a file; none if it does not exist. `is_heir`: log errors instead of failing, since
     /// connections were taken over.
     ///
@@ -57,24 +57,24 @@ impl Keeper {
         hooker: Weak<Hooker>,
         is_heir: bool,
     ) -> Result<Arc<Self>, String> {
-        let keeper = Arc::new(Self {
+        let manager = Arc::new(Self {
             path,
             broker,
             hooker,
             watching: Mutex::new(false),
             changed: Condvar::new(),
         });
-        match keeper.reload() {
+        match manager.reload() {
             // Keep the connections taken over.
-            Err(error) if is_heir => tracing::error!(%error, "no rules are in force"),
+            Err(error) if is_heir => tracing::error!(%error, "rules: none are in force"),
             read => drop(read?),
         }
-        let watcher = Arc::downgrade(&keeper);
+        let watcher = Arc::downgrade(&manager);
         thread::Builder::new()
             .name("vtl-rules".into())
             .spawn(move || watch(&watcher))
             .map_err(|e| format!("no thread can be started: {e}"))?;
-        Ok(keeper)
+        Ok(manager)
     }
 
     /// Reads the file again. Returns the number of rules.
@@ -199,19 +199,19 @@ impl Keeper {
 }
 
 /// Polls the programs and control groups that rules name, until the daemon ends.
-fn watch(keeper: &Weak<Keeper>) {
-    while let Some(keeper) = keeper.upgrade() {
-        let watching = keeper.lock();
+fn watch(manager: &Weak<RulesManager>) {
+    while let Some(manager) = manager.upgrade() {
+        let watching = manager.lock();
         // One second, to notice the daemon's end.
         let wait = if *watching {
-            LOOK
+            CHECK_INTERVAL
         } else {
             Duration::from_secs(1)
         };
-        let woken = keeper.changed.wait_timeout(watching, wait);
+        let woken = manager.changed.wait_timeout(watching, wait);
         let (mut watching, _) = woken.unwrap_or_else(PoisonError::into_inner);
         if *watching {
-            let Some(hooker) = keeper.hooker.upgrade() else {
+            let Some(hooker) = manager.hooker.upgrade() else {
                 return;
             };
             *watching = hooker.refresh_rules();

@@ -16,7 +16,7 @@ use nix::{
 use vtl_bpf::netdev;
 
 /// The loopback's index in every network namespace.
-const LOOPBACK: u32 = 1;
+pub(crate) const LOOPBACK: u32 = 1;
 
 /// Names of the interfaces; empty: all. The loopback is neither inside nor outside: VTL does not use it, and
 /// packets of a host to itself pass.

@@ -14,8 +14,8 @@ const FILE: &str = "select.off";
 /// Its content, for people.
 const CONTENT: &str = "vtl select off: connections of the carrier auto go by TCP. vtl select on\n";
 
-/// The switch. Daemons of several network namespaces with one state directory find it as the last one has set it when they
-/// start.
+/// The switch. Several daemons may have one state directory, each in a network namespace of its own: each starts with what
+/// the last change of any of them has left.
 #[derive(Debug)]
 pub struct Selection {
     is_on: AtomicBool,
@@ -28,7 +28,7 @@ impl Selection {
     /// The switch as it was set last. `state`: the state directory.
     pub fn open(state: &Path) -> Self {
         let file = state.join(FILE);
-        // Where nobody can tell, the choice is off: that is what the switch is for.
+        // If the file system does not say, the choice is off: the switch is for when something is wrong.
         let is_off = file.try_exists().unwrap_or(true);
         Self {
             is_on: AtomicBool::new(!is_off),
@@ -45,7 +45,8 @@ impl Selection {
     /// Sets the switch.
     ///
     /// # Errors
-    /// It cannot be kept: the file cannot be written or removed. Off is then off until this daemon ends; on is off.
+    /// The file cannot be written or removed. The choice is then off: where it was to be switched off, until this daemon
+    /// ends.
     pub fn set(&self, is_on: bool) -> Result<(), String> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_on {
@@ -70,7 +71,7 @@ impl Selection {
     }
 }
 
-/// Has a file and its name outlive a loss of power.
+/// Writes a file and its directory to the disk.
 fn synced(file: &Path) -> io::Result<()> {
     fs::File::open(file)?.sync_all()?;
     match file.parent() {

@@ -21,7 +21,7 @@ use super::kernel::attach;
 const TCX_NEXT: i32 = -1;
 /// `XDP_PASS`.
 const XDP_PASS: i32 = 2;
-/// The loopback's index in a new namespace, and that of the first device made in it.
+/// The loopback's index in every network namespace.
 const LOOPBACK: i32 = 1;
 
 /// All checks of this module.
@@ -164,9 +164,9 @@ fn raw_socket() -> Check {
         need: Need::Optional,
         advice: "the `tc` egress driver uses packet sockets only",
     };
-    const VTL: i32 = 253;
+    let protocol = intf::VTL_IPPROTO as i32;
     // SAFETY: the call takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, VTL) };
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
     if fd < 0 {
         return spec.outcome(Err(io::Error::last_os_error()));
     }

@@ -29,7 +29,7 @@ pub(crate) struct TestArgs {
 
 pub(crate) fn test(args: &TestArgs) -> anyhow::Result<()> {
     let project = Project::open(&args.project.dir)?;
-    let bench = Bench::new(&project)?;
+    let compiler = NativeCompiler::new(&project)?;
     let tests = project.dir.join("tests");
     let mut files: Vec<PathBuf> = match fs::read_dir(&tests) {
         Ok(entries) => entries
@@ -41,13 +41,13 @@ pub(crate) fn test(args: &TestArgs) -> anyhow::Result<()> {
     files.sort();
     for file in &files {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
-        let program = bench.build(&format!("test-{name}"), &[file])?;
+        let program = compiler.build(&format!("test-{name}"), &[file])?;
         run(&program, &[]).with_context(|| format!("{} fails", file.display()))?;
         eprintln!("{}: passed", file.display());
     }
     let graft = project.dir.join(project::SOURCE);
-    let simulate = bench.native.join("simulate.c");
-    let program = bench.build("simulate", &[&graft, &simulate])?;
+    let simulate = compiler.native.join("simulate.c");
+    let program = compiler.build("simulate", &[&graft, &simulate])?;
     run(&program, &[&args.seed.to_string()]).with_context(|| {
         format!(
             "\"{}\" does not keep its promise on every path: see above",
@@ -73,15 +73,15 @@ fn in_kernel(project: &Project) -> anyhow::Result<()> {
     lab::exec(&program, ["graft-test".as_ref(), project.dir.as_os_str()])
 }
 
-/// Compiles for this machine.
-struct Bench<'a> {
+/// Compiles grafts and their tests into programs of this machine.
+struct NativeCompiler<'a> {
     project: &'a Project,
     clang: String,
     include: PathBuf,
     native: PathBuf,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> NativeCompiler<'a> {
     fn new(project: &'a Project) -> anyhow::Result<Self> {
         let include = project.headers()?;
         Ok(Self {

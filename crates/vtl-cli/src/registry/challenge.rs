@@ -1,8 +1,8 @@
-//! Words of a registry that refuses: what it wants to see, and why.
+//! A registry's refusal: the authentication that it asks for, and its reason.
 
 use serde_json::Value;
 
-/// What a registry wants to see (RFC 6750, section 3).
+/// The token that a registry asks for (RFC 6750, section 3).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Challenge {
     pub(super) realm: Option<String>,
@@ -36,11 +36,14 @@ impl Challenge {
 
 /// The registry's own words about a failure, fit for a terminal.
 pub(super) fn complaint(body: &[u8]) -> Option<String> {
-    const MOST: usize = 200;
+    const MAX_CHARACTERS: usize = 200;
     let answer: Value = serde_json::from_slice(body).ok()?;
     let error = &answer["errors"][0];
     let words = error["message"].as_str().or(error["code"].as_str())?;
-    let words = words.chars().filter(|c| !c.is_control()).take(MOST);
+    let words = words
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_CHARACTERS);
     Some(words.collect())
 }
 

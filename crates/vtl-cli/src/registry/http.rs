@@ -1,4 +1,4 @@
-//! Requests to one registry: who asks, what is believed of the answer, and how long it may be.
+//! Requests to one registry: authentication, redirections, and limits of what it answers.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -114,7 +114,7 @@ impl Registry {
         self.origin.at(format!("/v2/{path}"))
     }
 
-    /// Asks; says who asks if that is asked back.
+    /// Sends a request, and once more with the user's authorization if the registry asks for it.
     pub(super) fn call(&self, ask: &Ask<'_>) -> anyhow::Result<Answer> {
         let answer = self.follow(ask)?;
         // Another host has nothing to ask.
@@ -220,7 +220,7 @@ impl Registry {
     }
 }
 
-/// Being let in.
+/// Authentication.
 impl Registry {
     /// The header that the registry asks for with this answer.
     fn authorize(&self, answer: &Answer) -> anyhow::Result<String> {
@@ -243,7 +243,7 @@ impl Registry {
         }
     }
 
-    /// Passwords and tokens are told to nobody who listens on the way.
+    /// Refuses to send a password or token where others on the path could read it.
     fn require_private(&self, url: &Url) -> anyhow::Result<()> {
         if !url.is_private() {
             bail!(

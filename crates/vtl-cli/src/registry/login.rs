@@ -11,8 +11,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use vtl_pool::read_bounded;
 
-/// The longest configuration file, and the most that a helper may say, bytes.
-const MOST: usize = 1 << 20;
+/// Maximum size of the configuration file, and of a helper's answer, bytes.
+const MAX_BYTES: usize = 1 << 20;
 
 /// Name and password.
 pub(super) struct Login {
@@ -36,7 +36,7 @@ impl Login {
         let Some(path) = configuration().filter(|path| path.exists()) else {
             return Ok(None);
         };
-        let bytes = read_bounded(&path, MOST)?;
+        let bytes = read_bounded(&path, MAX_BYTES)?;
         let config: Value =
             serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
         Self::of(&config, registry).with_context(|| path.display().to_string())
@@ -131,7 +131,7 @@ fn ask(helper: &str, registry: &str) -> anyhow::Result<Option<Login>> {
         drop(stdin);
         let mut said = Vec::new();
         let stdout = child.stdout.take().expect("piped");
-        stdout.take(MOST as u64).read_to_end(&mut said)?;
+        stdout.take(MAX_BYTES as u64).read_to_end(&mut said)?;
         Ok(said)
     };
     let (said, status) = (said(), child.wait()?);

@@ -81,7 +81,11 @@ impl Url {
     /// With one more parameter behind the `?`.
     pub(super) fn with(&self, key: &str, value: &str) -> Self {
         let mark = if self.rest.contains('?') { '&' } else { '?' };
-        self.at(format!("{}{mark}{key}={}", self.rest, encoded(value)))
+        self.at(format!(
+            "{}{mark}{key}={}",
+            self.rest,
+            percent_encode(value)
+        ))
     }
 
     /// Whether what may be said to the one may be said to the other.
@@ -89,7 +93,7 @@ impl Url {
         (self.secure, &self.authority) == (other.secure, &other.authority)
     }
 
-    /// Whether nobody can listen on the way.
+    /// Whether nobody on the path can read along: encrypted, or to this host.
     pub(super) fn is_private(&self) -> bool {
         let host = match self.authority.rsplit_once(':') {
             Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
@@ -123,8 +127,8 @@ fn is_authority(text: &str) -> bool {
     is_host && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
 }
 
-/// A parameter's value as it may stand in an address.
-fn encoded(value: &str) -> String {
+/// Percent-encodes a parameter's value (RFC 3986, section 2.1).
+fn percent_encode(value: &str) -> String {
     value.bytes().fold(String::new(), |mut text, byte| {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             text.push(byte.into());

@@ -1,5 +1,5 @@
-//! A terminal, lent to a program that draws the whole of it: raised keys, no echo, and everything as before at
-//! the end, also when a signal ends it.
+//! A terminal whose whole screen a program draws: keys are read one by one and not echoed, and everything is as before
+//! at the end, also when a signal ends the program.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,21 +16,24 @@ use nix::unistd::read;
 
 use crate::output;
 
-/// Another page of the terminal, as xterm has it, without a cursor.
+/// Switches to the terminal's alternate screen, as xterm has it, and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+/// Shows the cursor, and switches back.
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// The first line, and from there the rest of each line and of the page is cleared (ECMA-48).
+/// Goes to the start of the first line (ECMA-48).
 const HOME: &str = "\x1b[H";
+/// Clears the rest of a line, and goes to the next one.
 const CLEAR_LINE: &str = "\x1b[K\n";
+/// Clears the rest of the screen.
 const CLEAR_REST: &str = "\x1b[J";
 
-/// Size where the terminal does not tell it.
-const USUAL: (u16, u16) = (80, 24);
+/// Columns and lines if the terminal does not tell them.
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
 /// What ends a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// What was waited for.
+    /// The time has come, or the descriptor is ready.
     Over,
     /// The terminal has another size.
     Resized,
@@ -99,7 +102,7 @@ impl Screen {
         let (columns, lines) = if known {
             (size.ws_col, size.ws_row)
         } else {
-            USUAL
+            DEFAULT_SIZE
         };
         (columns.into(), lines.into())
     }
@@ -196,8 +199,7 @@ impl Drop for Screen {
     }
 }
 
-/// Writes all of it now: neither does it end with a line, nor, before a signal ends this process, does
-/// anything else.
+/// Writes and flushes: the text ends in no newline, and a signal may end this process before anything else flushes.
 fn write(text: &str) -> io::Result<()> {
     output::print(text)?;
     io::stdout().flush()

@@ -16,13 +16,13 @@ use tun_rs::{DeviceBuilder, GROTable, IDEAL_BATCH_SIZE, SyncDevice, VIRTIO_NET_H
 use crate::failure::Failure;
 
 /// Maximum length of an interface's name: IFNAMSIZ without its 0.
-const LONGEST_NAME: usize = 15;
-/// MTU while there is no session: the least that IPv6 takes (RFC 8200, section 5).
-pub(super) const LEAST_MTU: u16 = 1280;
+const MAX_NAME: usize = 15;
+/// MTU while there is no session: the minimum of IPv6 (RFC 8200, section 5).
+pub(super) const MIN_MTU: u16 = 1280;
 /// Bytes before packets, for the device's header.
 const HEADROOM: usize = VIRTIO_NET_HDR_LEN;
 /// Maximum length of an IP packet, bytes.
-pub(super) const LONGEST: usize = 65_535;
+pub(super) const MAX_PACKET: usize = 65_535;
 
 /// The interface.
 pub(super) struct Device {
@@ -36,7 +36,7 @@ pub(super) struct Device {
 /// Parses an interface's name, as the kernel takes it.
 pub(super) fn name(text: &str) -> Result<String, String> {
     let is_allowed = |c: char| c.is_ascii_graphic() && !['/', ':', '%'].contains(&c);
-    if (1..=LONGEST_NAME).contains(&text.len())
+    if (1..=MAX_NAME).contains(&text.len())
         && text.chars().all(is_allowed)
         && text != "."
         && text != ".."
@@ -44,7 +44,7 @@ pub(super) fn name(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "an interface's name has 1 to {LONGEST_NAME} characters, none of them a space, /, : or %"
+        "an interface's name has 1 to {MAX_NAME} characters, none of them a space, /, : or %"
     ))
 }
 
@@ -67,7 +67,7 @@ impl Device {
         }
         let tun = DeviceBuilder::new()
             .name(name)
-            .mtu(LEAST_MTU)
+            .mtu(MIN_MTU)
             .enable(false)
             .with(|device| {
                 device.offload(true);
@@ -77,11 +77,11 @@ impl Device {
         let device = Self {
             tun,
             name: name.to_owned(),
-            mtu: LEAST_MTU.into(),
+            mtu: MIN_MTU.into(),
             addresses: addresses.to_vec(),
             routes: routes.to_vec(),
         };
-        device.has_no_own_address();
+        device.disable_link_local();
         ip(&["link", "set", "dev", name, "up"])?;
         device.configure("add")?;
         let text = ip(&["-json", "route", "get", &peer.to_string()])?;
@@ -95,9 +95,9 @@ impl Device {
         Ok(device)
     }
 
-    /// Nobody has asked for an address of the link, which an interface gets when it comes up. Where the kernel has no IPv6
-    /// there is none.
-    fn has_no_own_address(&self) {
+    /// Keeps the interface from getting a link-local address when it comes up: nobody has asked for one. Without IPv6 in
+    /// the kernel there would be none.
+    fn disable_link_local(&self) {
         let _ = ip(&["link", "set", "dev", &self.name, "addrgenmode", "none"]);
     }
 
@@ -129,9 +129,9 @@ impl Device {
         }
         self.tun.set_mtu(mtu)?;
         *current = mtu;
-        if before < LEAST_MTU && mtu >= LEAST_MTU {
+        if before < MIN_MTU && mtu >= MIN_MTU {
             // The kernel has taken everything of IPv6 from the interface.
-            self.has_no_own_address();
+            self.disable_link_local();
             self.configure("replace")?;
         }
         Ok(true)
@@ -203,9 +203,9 @@ pub(super) struct ReadBuffers {
 impl ReadBuffers {
     pub(super) fn new() -> Self {
         Self {
-            raw: vec![0; HEADROOM + LONGEST],
+            raw: vec![0; HEADROOM + MAX_PACKET],
             // What the kernel hands over in one piece is taken apart into packets of at most the MTU.
-            packets: vec![vec![0; LONGEST]; IDEAL_BATCH_SIZE],
+            packets: vec![vec![0; MAX_PACKET]; IDEAL_BATCH_SIZE],
             sizes: vec![0; IDEAL_BATCH_SIZE],
             used: 0,
         }
@@ -229,13 +229,13 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Maximum number of packets.
-    const MOST: usize = 64;
+    const MAX_PACKETS: usize = 64;
 
     pub(super) fn new() -> Self {
         // Segments are put together in the first one's buffer.
-        let packet = || Vec::with_capacity(2 * HEADROOM + LONGEST);
+        let packet = || Vec::with_capacity(2 * HEADROOM + MAX_PACKET);
         Self {
-            packets: (0..Self::MOST).map(|_| packet()).collect(),
+            packets: (0..Self::MAX_PACKETS).map(|_| packet()).collect(),
             used: 0,
             gro: GROTable::default(),
         }

@@ -22,9 +22,10 @@ use tunnel::Tunnel;
 
 /// VTL port of the end that listens, unless told otherwise.
 const PORT: u16 = 9254;
-/// Pause after an attempt that failed: the first one, doubled up to the last.
+/// Pause after the first attempt that failed; doubled after each one that follows.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(8);
+/// Maximum of that pause.
+const MAX_PAUSE: Duration = Duration::from_secs(8);
 
 /// Commands about tunnels.
 #[derive(Debug, Subcommand)]
@@ -79,7 +80,7 @@ pub(crate) fn run(command: &TunCommand, socket: &SocketArgs) -> anyhow::Result<(
         peer,
         daemon: socket.socket.clone(),
     };
-    // What is wrong from the beginning is told, and nothing made: also where the daemon hangs.
+    // Errors that can be known now end the command before an interface is made, a daemon that hangs among them.
     let _: Hooks = socket.call(&Request::HookList)?;
     let source = end.source().map_err(explain)?;
     let device = Device::make(&args.name, &args.addresses, &args.routes, peer.ip())?;
@@ -126,7 +127,7 @@ impl End {
         })
     }
 
-    /// Has the tunnel a session, again and again.
+    /// Opens or accepts sessions for the tunnel, one after the other.
     fn keep_open(&self, tunnel: &Arc<Tunnel>, first: Source) {
         let mut source = Some(first);
         let mut pause = FIRST_PAUSE;
@@ -137,7 +138,7 @@ impl End {
                 tunnel.say(&format!("{error}; tried again"));
             }
             thread::sleep(pause);
-            pause = (pause * 2).min(LAST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

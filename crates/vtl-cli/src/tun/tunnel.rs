@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use vtl::{Agreement, Shared};
 
 use super::FIRST_PAUSE;
-use super::device::{Batch, Device, LEAST_MTU, LONGEST, ReadBuffers};
+use super::device::{Batch, Device, MAX_PACKET, MIN_MTU, ReadBuffers};
 
 /// An interface, and the session that carries its packets while there is one.
 pub(super) struct Tunnel {
@@ -63,23 +63,23 @@ impl Tunnel {
                 continue;
             };
             for packet in buffers.packets() {
-                // What ends the session is told by its receiver, and what is too long has another chance.
+                // The receiver reports the end of the session; after a packet that is too long the MTU is set.
                 let _ = session.send_message(packet, None);
             }
-            self.fit(&session);
+            self.fit_mtu(&session);
         }
     }
 
-    /// Makes packets as long as the session carries them, and gives that length.
-    fn fit(&self, session: &Shared) -> usize {
-        // Of 1,280 bytes also where they go in two, as IPv6 does not go without.
-        let least = usize::from(LEAST_MTU).min(session.max_message());
+    /// Sets the interface's MTU to what the session carries, and returns it.
+    fn fit_mtu(&self, session: &Shared) -> usize {
+        // At least IPv6's minimum, even if such packets then go as messages of two.
+        let least = usize::from(MIN_MTU).min(session.max_message());
         let most = session.max_packet().max(least);
         let Some(mtu) = u16::try_from(most).ok().filter(|mtu| *mtu > 0) else {
             return most; // it has ended
         };
         match self.device.set_mtu(mtu) {
-            Ok(true) if mtu < LEAST_MTU => {
+            Ok(true) if mtu < MIN_MTU => {
                 self.say(&format!(
                     "packets carry {mtu} bytes: too few for IPv6 (--graft stream)"
                 ));
@@ -92,7 +92,7 @@ impl Tunnel {
 
     /// Has a session carry the packets instead of the one before.
     pub(super) fn install(&self, session: &Arc<Shared>, agreement: &Agreement) {
-        let mtu = self.fit(session);
+        let mtu = self.fit_mtu(session);
         self.say(&format!(
             "carried to {} by {}, MTU {mtu}",
             agreement.peer, agreement.graft
@@ -125,7 +125,7 @@ impl Tunnel {
 
     fn receive_from(&self, session: &Shared, peer: IpAddr, pause: &mut Duration) -> vtl::Error {
         let mut batch = Batch::new();
-        let mut packet = vec![0; LONGEST];
+        let mut packet = vec![0; MAX_PACKET];
         let mut limit = None;
         let error = loop {
             match session.recv_message(&mut packet, limit) {
@@ -156,7 +156,7 @@ impl Tunnel {
     }
 }
 
-/// Source address of an IP packet; `None` if it is none.
+/// Source address of an IP packet; `None` if the bytes are no IP packet.
 fn source(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => Some(

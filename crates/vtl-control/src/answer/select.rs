@@ -31,22 +31,23 @@ pub struct SelectedPath {
     /// The direction that counts, as it has more bytes: this host `sends` or `receives`. `None`: unknown yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direction: Option<String>,
-    /// The latest figures of the path in this direction: minimum round-trip time, milliseconds;
+    /// The minimum round-trip time, as the path was last seen in this direction, milliseconds. So are the figures
+    /// below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_rtt_ms: Option<f64>,
-    /// packets lost while no queue stood, or at all where one always did, percent;
+    /// Packets lost while no queue stood, or at all where one always did, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
-    /// how many of these are lost in a row, on average;
+    /// How many of these are lost in a row, on average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_burst: Option<f64>,
-    /// bandwidth, payload, Mbit/s;
+    /// The bandwidth, payload, Mbit/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_mbit: Option<f64>,
-    /// whether that is a lower bound;
+    /// Whether `rate_mbit` is a lower bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_at_least: Option<bool>,
-    /// all packets that losses are of.
+    /// Number of packets that `loss_pct` is a share of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packets: Option<u64>,
     /// Why, in short.

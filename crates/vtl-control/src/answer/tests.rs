@@ -1,3 +1,5 @@
+//! Answers as the control socket carries them.
+
 use vtl_proto::keys::Suite;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Requests as the control socket carries them.
+
 use serde_json::json;
 use vtl_proto::services::{Qos, Services};
 

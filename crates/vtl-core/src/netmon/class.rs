@@ -1,4 +1,4 @@
-//! Classes of paths.
+//! Classes of paths, by round-trip time.
 
 use std::{fmt, time::Duration};
 

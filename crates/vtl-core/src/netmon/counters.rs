@@ -1,4 +1,4 @@
-//! What carriers count.
+//! Counters of a connection, as carriers keep them, and what has come between two readings of them.
 
 use std::time::Duration;
 
@@ -35,11 +35,13 @@ pub struct Counters {
     pub reordering: Option<f64>,
 }
 
-/// Part of the minimum round trip by which the smoothed one exceeds it where a queue stands, or stood a moment ago; a
-/// window that leaves in one burst makes one for that moment, so where it must stand, more.
+/// A queue stands, or stood a moment ago, where the smoothed round trip exceeds the minimum by more than this part of it,
+/// one eighth, and [`LATE`].
 const QUEUE: u32 = 8;
+/// A queue stands all of the time where it exceeds it by more than this part, one fourth, and [`LATE`]: a window that
+/// leaves in one burst makes a queue for a moment only.
 const STANDING: u32 = 4;
-/// And in any case, as hosts are late by so much.
+/// Time by which hosts answer late without any queue.
 const LATE: Duration = Duration::from_micros(500);
 
 impl Counters {
@@ -53,13 +55,13 @@ impl Counters {
 /// What has come between two readings of a connection's counters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Time of the later reading, ns,
+    /// Time of the later reading, ns.
     pub at_ns: u64,
-    /// and of the earlier one. Equal for a connection's first: nobody knows when it began.
+    /// Time of the earlier reading, ns; for a connection's first one the same, as nobody knows when it began.
     pub from_ns: u64,
-    /// Packets sent, and lost: negative where packets that counted as lost have arrived.
+    /// Packets sent.
     pub sent: u32,
-    #[allow(missing_docs)]
+    /// Packets lost; negative where packets that counted as lost have arrived.
     pub lost: i32,
     /// Bytes delivered, if known.
     pub delivered: Option<u64>,
@@ -67,13 +69,13 @@ pub struct Step {
     pub bound: Bound,
     /// A queue stood on the path at either reading: what was lost may be its overflow.
     pub is_queued: bool,
-    /// As in [`Counters`], from here on.
+    /// The smoothed round-trip time, never 0.
     pub rtt: Option<Duration>,
-    #[allow(missing_docs)]
+    /// The mean deviation of round-trip times.
     pub rtt_variance: Option<Duration>,
-    #[allow(missing_docs)]
+    /// The minimum round-trip time lately, never 0.
     pub min_rtt: Option<Duration>,
-    #[allow(missing_docs)]
+    /// The share of packets that arrive behind later ones, 0 to 1.
     pub reordering: Option<f64>,
 }
 

@@ -24,8 +24,8 @@ const SLOT_NS: u64 = 500_000_000;
 const SLOT_RTTS: u32 = 2;
 /// Age up to which rates are kept, against the newest.
 const LATELY_NS: u64 = 10_000_000_000;
-/// Rates kept whatever their age.
-const LEAST_SLOTS: usize = 4;
+/// Minimum number of rates to keep, whatever their age.
+const MIN_SLOTS: usize = 4;
 /// A rate that the application bounded raises the bandwidth only if it exceeds the measured one by this share: a smaller
 /// excess is the measurement's.
 const EXCESS: f64 = 0.05;
@@ -82,9 +82,9 @@ impl Groups {
 struct Slot {
     from_ns: u64,
     to_ns: u64,
-    /// Up to where some connection has told; the rate counts once that is the end.
+    /// End of the latest step of any connection in it; the rate counts once that is the slot's end.
     told_ns: u64,
-    /// The longest of these connections' steps: others may tell later by so much.
+    /// Length of the longest of these steps: other connections may be read that much later.
     longest_ns: u64,
     delivered: u64,
     bound: Bound,
@@ -241,7 +241,7 @@ impl Estimator {
         self.newest_ns = self.newest_ns.max(step.at_ns);
         let is_old = |slot: &Slot| step.at_ns.saturating_sub(slot.to_ns) > LATELY_NS;
         self.slots.retain(|slot| slot.is_full() || !is_old(slot));
-        while self.slots.len() > LEAST_SLOTS && self.slots.front().is_some_and(is_old) {
+        while self.slots.len() > MIN_SLOTS && self.slots.front().is_some_and(is_old) {
             self.slots.pop_front();
         }
     }

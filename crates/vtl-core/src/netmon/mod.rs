@@ -1,4 +1,4 @@
-//! What is known of a network path, from the packets that it carries anyway (thesis, section 3.3.2: NetMonitor).
+//! The state of network paths, from the packets that they carry anyway (thesis, section 3.3.2: NetMonitor).
 //!
 //! - [`Counters`]: what a carrier counts; [`Tracker`] takes what has come since the last reading ([`Step`]).
 //! - [`Estimator`]: the state of a path ([`Metrics`]) from the steps of all connections of one kind to a host.

@@ -362,6 +362,7 @@ fn stun(seen: &Seen<'_>) -> Step {
 /// Both begin with 3: RDP's connection request (MS-RDPBCGR 2.2.1.1) in a TPKT, and RTMP's C0, which a C1 of 1,536 bytes
 /// follows and an S0 answers.
 fn tpkt_or_rtmp(seen: &Seen<'_>) -> Step {
+    const C0_AND_C1: u64 = 1 + 1536;
     let b = seen.opener;
     match begins(b, &[3]) {
         None => return Step::More,
@@ -378,9 +379,8 @@ fn tpkt_or_rtmp(seen: &Seen<'_>) -> Step {
         ));
     }
     match seen.accepter.first() {
-        _ if seen.opener_total < 1537 && seen.accepter.is_empty() => Step::More,
         None => Step::More,
-        Some(3) if seen.opener_total >= 1537 => {
+        Some(3) if seen.opener_total >= C0_AND_C1 => {
             Step::Yes(Match::new("RTMP", TimeSensitive, "RTMP handshake"))
         }
         Some(_) => Step::No,

@@ -1,4 +1,4 @@
-//! What programs are for, by the name of their file.
+//! Application profiles by the name of the program's file.
 
 use super::Profile;
 

@@ -103,7 +103,7 @@ pub(super) fn identify(seen: &Seen<'_>) -> Step {
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(seen.opener) {
         Ok(httparse::Status::Partial) if !seen.opener_ended => return Step::More,
-        // What is too long or wrong in it is for the server to say.
+        // Of a request that is too long or malformed, what was parsed counts.
         _ => {}
     }
     if let Some(found) = by_request(&request, target) {

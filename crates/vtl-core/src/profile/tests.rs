@@ -625,6 +625,16 @@ fn classifier__is_done_once() {
     assert_eq!(classifier.verdict().cloned(), verdict);
 }
 
+#[test]
+fn classifier__bears_a_clock_that_goes_back() {
+    let mut classifier = Classifier::new(None, 443);
+    for at in 0..PACKETS as u64 {
+        classifier.sent(if at % 2 == 0 { 0 } else { u64::MAX }, &[b'!'; 1448]);
+    }
+    let profile = classifier.verdict().map(|verdict| verdict.profile);
+    assert_eq!(profile, Some(LossSensitive), "bulk, at no pace");
+}
+
 /// Bytes that begin like a protocol, and go on anyhow.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let begins: Vec<_> = rows()

@@ -4,11 +4,11 @@ use core::time::Duration;
 
 use super::{
     Encapsulation, Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError,
-    Reason, Values, able,
+    Reason, Values,
     crypto::bound_nego,
     established, nanos,
     race::{Race, Run},
-    succeeded, to,
+    succeeded, to, with_capabilities,
 };
 use crate::{
     intf,
@@ -90,7 +90,7 @@ pub enum Step {
     /// Send this packet in this encapsulation.
     Send(Packet<'static>, Encapsulation),
     /// Send early data from now on, before the answer.
-    Go(Established),
+    OpenEarly(Established),
 }
 
 /// Result of an answer.
@@ -119,9 +119,9 @@ pub struct Initiator {
     end_ns: u64,
     race: Race,
     /// When to send early data.
-    go_ns: Option<u64>,
+    early_ns: Option<u64>,
     /// The session of early data sent.
-    gone: Option<Established>,
+    opened_early: Option<Established>,
     /// An answer has requested another NEGO, without early data.
     returned: bool,
     /// NACK `Used` has answered early data: their session has ended, and no answer in it was received.
@@ -151,8 +151,8 @@ impl Initiator {
             begun_ns: now_ns,
             end_ns: 0,
             race: Race::new(&[], now_ns, FIRST_WAIT, None),
-            go_ns: None,
-            gone: None,
+            early_ns: None,
+            opened_early: None,
             returned: false,
             used: false,
             rtt: None,
@@ -166,12 +166,12 @@ impl Initiator {
     }
 
     /// Restarts the attempt without an unusable graft, within the remaining time; `None` if there is no other.
-    /// `token` must be a new one. Not after [`Step::Go`].
+    /// `token` must be a new one. Not after [`Step::OpenEarly`].
     pub fn without(&self, gid: u16, now_ns: u64, token: u64) -> Option<Self> {
         let mut offer = self.offer.clone();
         offer.grafts.retain(|g| g.gid != gid);
         offer.early = None;
-        if offer.grafts.is_empty() || self.gone.is_some() {
+        if offer.grafts.is_empty() || self.opened_early.is_some() {
             return None;
         }
         let mut next = Self::new(offer, now_ns, token);
@@ -183,7 +183,7 @@ impl Initiator {
     pub fn bound(&self) -> Vec<u8> {
         let header = match self.offer.succeeds {
             Some(_) => self.header(),
-            None => able(Header::default()),
+            None => with_capabilities(Header::default()),
         };
         bound_nego(&self.nego(header))
     }
@@ -239,7 +239,7 @@ impl Initiator {
     /// Time of the next [`Initiator::poll`].
     pub fn poll_at(&self) -> u64 {
         let due_ns = self.race.due_ns().min(self.end_ns);
-        self.go_ns.map_or(due_ns, |at| at.min(due_ns))
+        self.early_ns.map_or(due_ns, |at| at.min(due_ns))
     }
 
     /// Returns the action that is due, if any.
@@ -254,17 +254,17 @@ impl Initiator {
                 NegoError::TimedOut
             });
         }
-        if self.go_ns.is_some_and(|at| at <= now_ns) {
-            self.go_ns = None;
-            self.gone = self.early();
-            return Ok(self.gone.map(Step::Go));
+        if self.early_ns.is_some_and(|at| at <= now_ns) {
+            self.early_ns = None;
+            self.opened_early = self.early();
+            return Ok(self.opened_early.map(Step::OpenEarly));
         }
         let Some(encapsulation) = self.race.next(now_ns) else {
             return Ok(None);
         };
         let is_early = self.offer.early.is_some() && self.offer.succeeds.is_none();
-        if is_early && self.race.tries() == 1 && self.gone.is_none() {
-            self.go_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
+        if is_early && self.race.tries() == 1 && self.opened_early.is_none() {
+            self.early_ns = Some(now_ns.saturating_add(nanos(HEAD_START)));
         }
         let nego = self.nego(self.header());
         Ok(Some(Step::Send(Packet::Nego(nego), encapsulation)))
@@ -282,7 +282,7 @@ impl Initiator {
         } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
         }
-        able(header)
+        with_capabilities(header)
     }
 
     fn nego(&self, header: Header) -> Nego<'static> {
@@ -378,7 +378,7 @@ impl Initiator {
                 self.offer.ticket = Some(nego.ticket);
             }
             // No early data were sent.
-            Reason::Used if self.gone.is_none() => {
+            Reason::Used if self.opened_early.is_none() => {
                 if self.offer.early.is_none() {
                     return Ok(()); // answer to an earlier NEGO
                 }
@@ -398,7 +398,7 @@ impl Initiator {
         };
         self.returned = true;
         self.offer.early = None;
-        self.go_ns = None;
+        self.early_ns = None;
         self.begin(now_ns, wait);
         Ok(())
     }
@@ -422,7 +422,7 @@ impl Initiator {
         // Karn's rule: no sample after retransmissions, whose answer is ambiguous.
         session.rtt = self.rtt.filter(|_| tries == 1 || self.returned);
         session.ticket = (nego.ticket.sid != 0).then_some(nego.ticket);
-        let Some(gone) = self.gone else {
+        let Some(gone) = self.opened_early else {
             return Ok(Answer::Opened(session));
         };
         let same = (gone.peer_sid, gone.peer_token) == (session.peer_sid, session.peer_token);

@@ -382,7 +382,7 @@ impl Simulation {
                     attempt.outcome = Some(Err(error.to_string()));
                     return;
                 }
-                Ok(Some(Step::Go(session))) => {
+                Ok(Some(Step::OpenEarly(session))) => {
                     attempt.session = Some(session);
                     attempt.since = now;
                     attempt.data_due = now;

@@ -2,7 +2,7 @@
 
 use core::{fmt, time::Duration};
 
-use super::{HEAD, MAX_WAIT, MIN_HEAD, nanos};
+use super::{ATTEMPT_DELAY, MAX_WAIT, MIN_ATTEMPT_DELAY, nanos};
 use crate::intf;
 
 /// Encapsulation of packets.
@@ -72,14 +72,14 @@ impl Race {
         wait: Duration,
         rtt: Option<Duration>,
     ) -> Self {
-        let head = rtt
-            .map_or(HEAD, |rtt| rtt * 3 / 2)
-            .clamp(MIN_HEAD, MAX_WAIT);
+        let delay = rtt
+            .map_or(ATTEMPT_DELAY, |rtt| rtt * 3 / 2)
+            .clamp(MIN_ATTEMPT_DELAY, MAX_WAIT);
         let run = |(i, encapsulation): (u64, &Encapsulation)| Run {
             encapsulation: *encapsulation,
             tries: 0,
             sent_ns: now_ns,
-            due_ns: now_ns.saturating_add(i * nanos(head)),
+            due_ns: now_ns.saturating_add(i * nanos(delay)),
             wait,
         };
         Self {

@@ -4,11 +4,11 @@ use core::{net::IpAddr, time::Duration};
 use std::collections::BTreeMap;
 
 use super::{
-    Established, Flight, NegoKey, Reason, STRANGERS, Values, able,
+    Established, Flight, NegoKey, Reason, STRANGERS, Values,
     crypto::bound_nego,
     established, nack, nanos, succeeded,
     ticket::{Mint, Standing},
-    to,
+    to, with_capabilities,
 };
 use crate::{
     intf,
@@ -24,8 +24,8 @@ const WARY: Duration = Duration::from_secs(10);
 pub struct Policy<'a, G = GraftInfo> {
     /// Grafts of the pool that this host lets peers use.
     pub grafts: &'a [G],
-    /// Whether the requested port has a listener; with [`super::succeeded`], whether that session is the
-    /// sender's and may have a successor, which validates its address, too.
+    /// Whether the requested port has a listener. If the NEGO asks for a successor ([`super::succeeded`]): whether
+    /// the session to succeed is the sender's, which validates its address, too, and may have one.
     pub listening: bool,
     /// Whether there is room for another session.
     pub room: bool,
@@ -50,7 +50,7 @@ pub struct Request {
     /// Choices in the initiator's order, at least one.
     pub choices: Vec<Choice>,
     /// Index and token of the session of early data. It can be granted with the first choice, if that is the
-    /// initiator's, and with at least 256 slots.
+    /// initiator's, and with at least [`crate::intf::VTL_EARLY_WINDOW`] slots.
     pub early: Option<(u32, u64)>,
     /// As [`super::succeeded`].
     pub succeeds: Option<(u32, u64)>,
@@ -279,7 +279,7 @@ impl Responder {
                 value: choice.params[i],
             })
             .collect();
-        let mut header = able(to(nego.sid, nego.token));
+        let mut header = with_capabilities(to(nego.sid, nego.token));
         if request.succeeds.is_some() {
             header.flags |= intf::VTL_F_SUCCEED as u8;
         }

@@ -1,3 +1,4 @@
+//! Negotiations between initiators and responders over a simulated network.
 #![allow(non_snake_case)]
 
 mod crypto;
@@ -251,7 +252,7 @@ fn long_messages__only_with_a_peer_that_takes_them() {
     let mut initiator = Initiator::new(early(ticket), S, 0xaaaa);
     let nego = next_nego(&mut initiator);
     let go = initiator.poll(initiator.poll_at());
-    assert!(matches!(go, Ok(Some(Step::Go(session))) if session.long_messages));
+    assert!(matches!(go, Ok(Some(Step::OpenEarly(session))) if session.long_messages));
     let ack = answer(&mut responder, S, &nego, &grafts);
     let changed = initiator.handle(S + MS, &older(ack), Encapsulation::Native);
     assert_eq!(changed, Err(NegoError::Changed));

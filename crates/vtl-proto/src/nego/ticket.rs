@@ -39,6 +39,7 @@ struct Key {
     since: u64,
 }
 
+/// Issues tickets, and tells what a ticket that comes back is worth.
 pub(super) struct Mint {
     started_ns: u64,
     current: Key,
@@ -92,6 +93,7 @@ impl Mint {
         Ticket { time, mac, sid }
     }
 
+    /// What a ticket from this address permits. Does not consume it.
     pub(super) fn judge(&self, now_ns: u64, addr: IpAddr, ticket: &Ticket) -> Standing {
         let now = self.ms(now_ns);
         if ticket.sid == 0 || ticket.time > now {

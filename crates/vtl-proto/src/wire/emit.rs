@@ -1,3 +1,5 @@
+//! Emitting packets.
+
 use core::mem::{offset_of, size_of};
 
 use super::parse::{check_ack, check_body, check_nego, header_len, padding};

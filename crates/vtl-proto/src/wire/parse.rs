@@ -1,3 +1,5 @@
+//! Parsing packets: everything that a peer may send is checked here, once.
+
 use core::mem::{offset_of, size_of};
 
 use super::{

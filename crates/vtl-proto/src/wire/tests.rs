@@ -1,3 +1,4 @@
+//! Packets, emitted and parsed: every field, every bound, and anything that may arrive.
 #![allow(non_snake_case)]
 
 use proptest::{collection::vec, prelude::*};

@@ -358,7 +358,7 @@ fn given_back(answer: impl FnOnce(&Client)) -> Error {
 }
 
 #[test]
-fn negotiate__a_session_whose_descriptors_find_no_place_is_given_back() {
+fn negotiate__a_session_whose_descriptors_do_not_fit_is_given_back() {
     let event = EventFd::new().unwrap();
     let many = [event.as_fd().as_raw_fd(); MAX_DESCRIPTORS + 5];
     let error = given_back(|client| client.done(&many));
@@ -367,7 +367,7 @@ fn negotiate__a_session_whose_descriptors_find_no_place_is_given_back() {
 }
 
 #[test]
-fn negotiate__a_session_that_is_granted_in_other_words_is_given_back() {
+fn negotiate__a_session_whose_grant_is_malformed_is_given_back() {
     let error = given_back(|client| client.answer(&json!("welcome"), &[]));
     assert!(
         matches!(error, Error::Daemon(control::Error::Malformed(_))),

@@ -24,9 +24,10 @@ use super::{
     tunnel::Tunnels,
 };
 
-/// Retry interval of egress while the connection is congested, and while it is being established.
-const FULL_NS: u64 = MS;
-const NOT_MADE_NS: u64 = 20 * MS;
+/// Retry interval of egress while the connection is congested.
+const CONGESTED_NS: u64 = MS;
+/// Retry interval of egress while the connection is being established.
+const CONNECTING_NS: u64 = 20 * MS;
 /// Maximum frames of a call.
 const BATCH: u32 = 2 * QUANTUM;
 
@@ -161,8 +162,8 @@ impl ByTcp {
     fn wait_ns(&mut self, session: &mut Session) -> Option<u64> {
         match self.connection_of(session) {
             Some(number) if self.connections.has_room(number) => None,
-            Some(number) if self.connections.is_made(number) => Some(FULL_NS),
-            _ => Some(NOT_MADE_NS),
+            Some(number) if self.connections.is_established(number) => Some(CONGESTED_NS),
+            _ => Some(CONNECTING_NS),
         }
     }
 

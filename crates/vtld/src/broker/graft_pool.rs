@@ -98,15 +98,15 @@ pub(crate) fn wish(over: Option<&Over>) -> Wish {
 /// All grafts, in descending rank.
 #[derive(Default)]
 pub(super) struct GraftPool {
-    /// All versions of all grafts, as last read from the directory.
-    library: Pool,
+    /// The host's pool, with all versions of all grafts, as last read from the directory.
+    host_pool: Pool,
     pooled: Vec<Pooled>,
 }
 
 impl GraftPool {
-    /// All versions, as last read from the directory.
-    pub(super) fn library(&self) -> &Pool {
-        &self.library
+    /// The host's pool, as last read from the directory.
+    pub(super) fn host_pool(&self) -> &Pool {
+        &self.host_pool
     }
 
     /// The grafts.
@@ -143,14 +143,14 @@ impl GraftPool {
 
     /// Takes the pool as read from its directory; deployed grafts stay unchanged, but get no new sessions if
     /// they are revoked.
-    pub(super) fn use_library(&mut self, library: Pool, deployed: &BTreeSet<String>) {
-        self.library = library;
-        let entries = self.library.entries();
+    pub(super) fn use_host_pool(&mut self, host_pool: Pool, deployed: &BTreeSet<String>) {
+        self.host_pool = host_pool;
+        let entries = self.host_pool.entries();
         let names: BTreeSet<&str> = entries.iter().map(|e| e.manifest.name.as_str()).collect();
         self.pooled
             .retain(|p| deployed.contains(&p.info.name) || names.contains(p.info.name.as_str()));
         for name in names.iter().filter(|name| !deployed.contains(**name)) {
-            let best = self.library.find(name).expect("it is in there");
+            let best = self.host_pool.find(name).expect("it is in there");
             let mut pooled = Pooled::of(best);
             match self.pooled.iter_mut().find(|p| p.info.name == **name) {
                 Some(old) => {
@@ -164,7 +164,7 @@ impl GraftPool {
             }
         }
         for pooled in &mut self.pooled {
-            let revoked = |identity| self.library.revokes(identity);
+            let revoked = |identity| self.host_pool.revokes(identity);
             pooled.revoked = pooled.identity.as_ref().is_some_and(revoked);
         }
         self.pooled.sort_by_key(|p| Reverse(p.rank));
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn uses__what_was_not_taken_out_or_replaced() {
         let mut pool = GraftPool::default();
-        pool.use_library(built_in().expect("grafts"), &BTreeSet::new());
+        pool.use_host_pool(built_in().expect("grafts"), &BTreeSet::new());
         let some = pool.iter().next().expect("a graft");
         let (gid, image) = (some.info.gid, Arc::clone(&some.image));
         assert!(pool.uses(gid, &image));

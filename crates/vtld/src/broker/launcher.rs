@@ -1,5 +1,5 @@
 //! A thread for work that takes milliseconds: reading packages and checking their signatures, the verifier,
-//! attaching to interfaces. The broker's thread keeps moving packets meanwhile.
+//! attaching to interfaces. The broker's thread opens and ends sessions meanwhile.
 
 use std::{
     collections::BTreeSet,
@@ -71,7 +71,7 @@ pub(super) enum News {
     Deployable(Box<Deployable>),
     /// The pool has been read, or failed to be: the question can be answered.
     Read {
-        library: Result<Pool, String>,
+        host_pool: Result<Pool, String>,
         question: Question,
     },
     /// Interfaces with newly attached root programs, and those that have gone.
@@ -83,7 +83,7 @@ pub(super) enum News {
 
 /// A graft that the kernel has verified for `vtl graft deploy` or `swap`.
 pub(super) struct Deployable {
-    pub(super) library: Pool,
+    pub(super) host_pool: Pool,
     pub(super) entry: Entry,
     pub(super) loaded: LoadedGraft,
     /// The package to add to the pool's directory, if new.
@@ -121,7 +121,7 @@ pub(super) struct Workshop {
     /// Restricts control packets to these interfaces, unless VTL uses all.
     pub(super) fence: Option<Fence>,
     /// All versions of all grafts that this host may use.
-    pub(super) library: Pool,
+    pub(super) host_pool: Pool,
     /// The directory of packages.
     pub(super) pool: PathBuf,
     /// The directory of the keys that sign packages.
@@ -243,7 +243,7 @@ impl Workshop {
                     None
                 }
                 Order::Read(question) => Some(News::Read {
-                    library: self.read().map(|_| self.library.clone()),
+                    host_pool: self.read().map(|_| self.host_pool.clone()),
                     question,
                 }),
                 Order::Interfaces(known) => Some(self.look(&known)),
@@ -269,7 +269,7 @@ impl Workshop {
                 "pool: revoked.toml cannot be used: all packages refused"
             );
         }
-        self.library
+        self.host_pool
             .refresh(&self.pool, &trust)
             .map_err(|e| e.to_string())?;
         Ok(trust)
@@ -283,7 +283,7 @@ impl Workshop {
         });
         match verified {
             Ok((entry, package, loaded)) => Some(News::Deployable(Box::new(Deployable {
-                library: self.library.clone(),
+                host_pool: self.host_pool.clone(),
                 entry,
                 loaded,
                 package,
@@ -302,13 +302,13 @@ impl Workshop {
     fn entry(&mut self, wanted: Wanted) -> Result<(Entry, Option<NewPackage>), String> {
         let trust = self.read()?;
         let bytes = match wanted {
-            Wanted::Named(name) => return Ok((find(&self.library, &name)?, None)),
+            Wanted::Named(name) => return Ok((find(&self.host_pool, &name)?, None)),
             Wanted::Package(bytes) => bytes,
         };
         let (package, signer) = Package::open(&bytes, &trust).map_err(|e| e.to_string())?;
         let identity = Some(package.identity());
         let manifest = package.manifest;
-        self.library.fits(&manifest).map_err(|e| e.to_string())?;
+        self.host_pool.fits(&manifest).map_err(|e| e.to_string())?;
         let path = self.pool.join(manifest.file_name());
         let entry = Entry {
             manifest: manifest.clone(),
@@ -378,12 +378,12 @@ impl Workshop {
 }
 
 /// Finds a graft of the pool by `NAME` or `NAME@VERSION`.
-pub(super) fn find(library: &Pool, wanted: &str) -> Result<Entry, String> {
-    if let Some(entry) = library.find(wanted) {
+pub(super) fn find(host_pool: &Pool, wanted: &str) -> Result<Entry, String> {
+    if let Some(entry) = host_pool.find(wanted) {
         return Ok(entry.clone());
     }
     let name = wanted.split('@').next().unwrap_or_default();
-    let refused = library.refused().iter().find(|(path, _)| {
+    let refused = host_pool.refused().iter().find(|(path, _)| {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         file.strip_prefix(name)
             .is_some_and(|rest| rest.starts_with('-'))

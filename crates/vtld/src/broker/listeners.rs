@@ -154,7 +154,11 @@ mod tests {
         for (owner, key) in [(1, None), (9, Some(key)), (9, None), (1, Some(key ^ 1))] {
             listeners.accept(owner, key, reply.clone());
         }
-        assert_eq!(answers.try_iter().count(), 2, "who may not is told so");
+        assert_eq!(
+            answers.try_iter().count(),
+            2,
+            "owners that may not listen are told so"
+        );
         for sid in [3, 4, 5] {
             listeners.opened(7, sid);
         }
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn gone__with_what_waits_on_both_sides() {
+    fn gone__drops_waiting_sessions_and_requests_of_the_owner() {
         let mut listeners = Listeners::default();
         let key = listeners.listen(1, 7).unwrap();
         let (reply, answers) = mpsc::sync_channel(4);

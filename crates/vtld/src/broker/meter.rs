@@ -9,7 +9,7 @@ const SPAN_NS: u64 = 10_000_000_000;
 /// Interval between two marks.
 const STEP_NS: u64 = 1_000_000_000;
 /// Minimum interval of a rate sample: a shorter one may be a burst.
-const LEAST_NS: u64 = 300_000_000;
+const MIN_SAMPLE_NS: u64 = 300_000_000;
 
 /// Totals of a session at one time, as of the latest acknowledgement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Meter {
         self.marks
             .iter()
             .zip(ends)
-            .filter(|(a, b)| b.at_ns.saturating_sub(a.at_ns) >= LEAST_NS)
+            .filter(|(a, b)| b.at_ns.saturating_sub(a.at_ns) >= MIN_SAMPLE_NS)
             .map(|(a, b)| {
                 let received = b.received.saturating_sub(a.received) as f64;
                 received / ((b.at_ns - a.at_ns) as f64 / 1e9)

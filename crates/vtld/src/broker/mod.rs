@@ -3,8 +3,8 @@
 //! load grafts (`launcher.rs`); this module is the handle to them.
 
 mod by_tcp;
-mod caller;
 mod control_broker;
+mod direct;
 mod graft_pool;
 mod interfaces;
 mod launcher;
@@ -74,7 +74,7 @@ pub struct Config {
     /// Maximum packets in each of a session's rings: a power of two, at most 32,768. Short paths get less; a
     /// packet takes 2 KiB.
     pub ring_slots: u32,
-    /// Sets of rings of each usual size kept in the pool. Creating one takes 50 ms.
+    /// Sets of rings of each usual size kept in the pool, as creating one takes up to 0.2 s.
     pub stock: usize,
     /// Whether to seal the payload of sessions that this host opens for flows, if the peer supports it.
     pub seals_flows: bool,
@@ -97,7 +97,7 @@ pub struct Config {
 }
 
 /// Minimum of [`Config::flow_memory`] by default, whatever the machine's memory.
-const LEAST_FLOW_MEMORY: u64 = 64 << 20;
+const MIN_FLOW_MEMORY: u64 = 64 << 20;
 
 impl Default for Config {
     fn default() -> Self {
@@ -109,7 +109,7 @@ impl Default for Config {
             stock: 2,
             seals_flows: true,
             ring_memory: physical_memory() / 8,
-            flow_memory: (physical_memory() / 8).max(LEAST_FLOW_MEMORY),
+            flow_memory: (physical_memory() / 8).max(MIN_FLOW_MEMORY),
             max_sessions: 1000,
             from: Vec::new(),
             scope: Scope::default(),
@@ -166,7 +166,7 @@ const QUANTUM: u32 = 32;
 const GRACE_NS: u64 = 50_000_000;
 
 /// Interval of checking whether an application that waits for a session has gone.
-const PATIENCE: Duration = Duration::from_millis(200);
+const GONE_CHECK: Duration = Duration::from_millis(200);
 
 type Reply<T> = SyncSender<Result<T, String>>;
 
@@ -260,7 +260,7 @@ impl Handle {
         let (reply, answer) = mpsc::sync_channel(1);
         self.send(command(reply));
         loop {
-            match answer.recv_timeout(PATIENCE) {
+            match answer.recv_timeout(GONE_CHECK) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => return Err("the daemon is stopping".into()),
                 Err(RecvTimeoutError::Timeout) if gone() => {
@@ -389,7 +389,7 @@ impl Handle {
         self.ask(|reply| Command::Statistics { owner, reply })
     }
 
-    /// The deployed grafts.
+    /// All grafts of the pool, deployed or not, and its files that are refused.
     ///
     /// # Errors
     /// The daemon is stopping.

@@ -181,9 +181,9 @@ impl Peers {
         next.lives(now_ns).then_some(next.ticket)
     }
 
-    /// Parameters for early data to the peer's port, by the graft that is offered first, if it is `fit` for
-    /// them, in `encapsulation`. If the preferences are the same as before, moves the peer's former choice to the
-    /// front of `offered`. Once per ticket.
+    /// Takes the parameters for early data to the peer's port in `encapsulation`, once per ticket: those of the former
+    /// session, if its graft is `fit` for early data and is offered first. If the preferences are the same as before,
+    /// that graft is moved to the front of `offered`.
     pub(super) fn take_early(
         &mut self,
         peer: IpAddr,
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn next__needs_a_ticket_and_a_way() {
+    fn next__needs_a_ticket_and_an_exit() {
         let none = Established {
             ticket: None,
             ..session(1)
@@ -301,7 +301,7 @@ mod tests {
         );
         assert!(
             peers.ticket(PEER, 9).is_some(),
-            "it still proves who we are"
+            "it still validates this host's address"
         );
     }
 
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn take_early__by_the_same_way_only() {
+    fn take_early__by_the_same_encapsulation_only() {
         let mut peers = met(&[1], 1);
         let mut early =
             |encapsulation| peers.take_early(PEER, PORT, 0, encapsulation, &mut [1], |_| true);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn ways__what_led_there_goes_first_for_a_while() {
+    fn encapsulations__the_latest_to_reach_the_peer_is_first_for_a_while() {
         let (native, udp) = (
             [
                 Encapsulation::Native,

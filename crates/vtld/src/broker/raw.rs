@@ -20,7 +20,7 @@ use vtl_proto::{intf, nego::Encapsulation};
 
 use crate::option;
 
-/// One socket.
+/// A socket for packets in one encapsulation: a raw IP socket, or a UDP socket.
 pub(super) struct Raw {
     fd: OwnedFd,
     v6: bool,

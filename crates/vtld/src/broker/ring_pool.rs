@@ -1,4 +1,5 @@
-//! Pool of ring sets, filled by a thread of its own: creating and clearing them takes milliseconds.
+//! Pool of ring sets, filled by a thread of its own: creating and clearing large ones keeps a processor busy for up to
+//! 0.2 s.
 //!
 //! Rings come in a few sizes, for short and for long paths, within a quota of memory; as it runs out, sets
 //! become smaller.
@@ -16,10 +17,10 @@ use vtl_proto::intf;
 use super::{GRACE_NS, MS};
 use crate::panics::test_point;
 
-/// The smallest size, for when memory is short, or many sessions share a very short path.
-const LEAST: u32 = 64;
-/// Minimum size for a session.
-const TINY: u32 = 8;
+/// Minimum size, of which there is memory for all sessions that may come.
+const MIN: u32 = 8;
+/// Size for when memory is short, or many sessions share a very short path.
+const SMALL: u32 = 64;
 /// Size for each of many sessions on a path within a site: 1 Gbit/s at 1 ms.
 const SHARED: u32 = 256;
 /// Size for a path within a site: 10 Gbit/s at 1 ms. Larger rings only cost cache misses.
@@ -32,27 +33,29 @@ pub(super) const FAR: u32 = 16384;
 const LOT_BYTES: u64 = 64 << 20;
 const LOT_SETS: u64 = 32;
 /// Pause after replacing a set, per byte: 2 s for 64 MiB. Clearing those takes a processor up to 0.2 s, and
-/// running sessions should lose at most a tenth.
+/// running sessions should lose at most a tenth of its time.
 const PAUSE_NS_PER_BYTE: u64 = 30;
+/// Time of one full packet at 1 Gbit/s, µs.
+const PACKET_US: u128 = 12;
 
 /// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at 1 Gbit/s.
 /// Faster paths are shorter as a rule, and get at least [`NEAR`]; less in a crowd of sessions, so that their
 /// rings together stay in the caches.
 pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
-    let packets = (4 * rtt.as_micros() / 12).min(intf::VTL_MAX_WINDOW.into()) as u32;
+    let packets = (4 * rtt.as_micros() / PACKET_US).min(intf::VTL_MAX_WINDOW.into()) as u32;
     let wanted = packets.next_power_of_two();
     let wanted = match crowd && wanted <= NEAR {
-        true => wanted.clamp(LEAST, SHARED),
+        true => wanted.clamp(SMALL, SHARED),
         false => wanted.max(NEAR),
     };
     wanted.min(most)
 }
 
-/// Maximum slots, at least [`TINY`], of rings within this memory.
+/// Maximum slots, at least [`MIN`], of rings within this memory.
 pub(super) fn slots_within(memory: u64) -> u32 {
-    let sizes = std::iter::successors(Some(TINY), |size| Some(size * 2));
+    let sizes = std::iter::successors(Some(MIN), |size| Some(size * 2));
     let fit = sizes.take_while(|size| *size <= intf::VTL_MAX_WINDOW && bytes(*size) <= memory);
-    fit.last().unwrap_or(TINY)
+    fit.last().unwrap_or(MIN)
 }
 
 /// Number of sets of one size in a lot.
@@ -181,7 +184,10 @@ impl RingPool {
             if let Err(error) = self.accept(delivery) {
                 tracing::debug!(%error, "rings: cannot make");
                 self.owed.clear();
-                self.failed = self.wanted.then_some(error);
+                if self.wanted {
+                    // The first one says why; those behind it, at most, that there is no memory.
+                    self.failed.get_or_insert(error);
+                }
             }
         }
     }
@@ -217,8 +223,8 @@ impl RingPool {
     /// Takes a set of rings of `slots` packets, or of the next larger size, else of the next smaller one. Never
     /// blocks: [`RingPool::prepare`] says whether there is any.
     ///
-    /// Sets taken by few sessions are not replaced at once: creating rings keeps a processor busy for up to a
-    /// tenth of a second, which would delay the new session.
+    /// Sets taken by few sessions are not replaced at once: creating rings keeps a processor busy, which would delay
+    /// the new session.
     pub(super) fn take(&mut self, slots: u32, now_ns: u64) -> Option<RingSet> {
         let slots = slots.min(self.most);
         let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
@@ -337,7 +343,7 @@ impl Workshop {
 
     /// Largest size up to `slots` within the quota.
     fn affordable(&self, slots: u32) -> Option<u32> {
-        let reserved = bytes(TINY) * self.sessions.saturating_sub(self.sets);
+        let reserved = bytes(MIN) * self.sessions.saturating_sub(self.sets);
         affordable(slots, self.used, self.budget, reserved)
     }
 
@@ -351,8 +357,9 @@ impl Workshop {
             self.sets += 1;
             sizes.push(size);
         }
+        let mut failure = None;
         let made = self.maker.make(&sizes).unwrap_or_else(|error| {
-            tracing::debug!(%error, "rings: cannot make");
+            failure = Some(error);
             Vec::new()
         });
         self.used -= sizes[made.len()..].iter().copied().map(bytes).sum::<u64>();
@@ -362,9 +369,8 @@ impl Workshop {
             self.outbox.send(Delivery::Made(slots, Ok(set))).ok()?;
         }
         for _ in 0..missing {
-            self.outbox
-                .send(Delivery::Made(slots, Err(out_of_memory())))
-                .ok()?;
+            let error = failure.take().unwrap_or_else(out_of_memory);
+            self.outbox.send(Delivery::Made(slots, Err(error))).ok()?;
         }
         (self.call)();
         Some(())
@@ -403,12 +409,12 @@ impl Workshop {
 fn affordable(slots: u32, used: u64, budget: u64, reserved: u64) -> Option<u32> {
     let free = budget.saturating_sub(reserved);
     let share = |size: u32| match size {
-        TINY => budget,
+        MIN => budget,
         _ if size > NEAR => free.min(budget / 2),
         _ if size > SHARED => free.min(budget / 4 * 3),
         _ => free,
     };
-    [slots, FAR, NEAR, SHARED, LEAST, TINY]
+    [slots, FAR, NEAR, SHARED, SMALL, MIN]
         .into_iter()
         .filter(|size| *size <= slots)
         .find(|size| used + bytes(*size) <= share(*size))
@@ -437,16 +443,16 @@ mod tests {
         let count = |size| sizes.iter().filter(|s| **s == size).count();
         assert_eq!([32768, 16384].map(count), [3, 1]);
         assert!(count(1024) > 50 && count(256) > 200);
-        assert_eq!(sizes.last(), Some(&TINY));
+        assert_eq!(sizes.last(), Some(&MIN));
         assert_eq!(affordable(64, 0, BUDGET, 0), Some(64));
-        assert_eq!(affordable(64, 0, BUDGET, BUDGET), Some(TINY));
+        assert_eq!(affordable(64, 0, BUDGET, BUDGET), Some(MIN));
         assert_eq!(affordable(32768, 0, 0, 0), None);
     }
 
     #[test]
     fn slots_within__the_share_of_one_of_many() {
         let sizes = [0, 64 << 10, 100 << 10, 320 << 10, 1 << 40].map(slots_within);
-        assert_eq!(sizes, [TINY, TINY, 16, 64, intf::VTL_MAX_WINDOW]);
+        assert_eq!(sizes, [MIN, MIN, 16, 64, intf::VTL_MAX_WINDOW]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use vtl_proto::{
 };
 use vtl_ring::Controls;
 
-use super::{Granted, Owner, Reply, caller::Caller, meter::Meter, peers::Exit};
+use super::{Granted, Owner, Reply, direct::DirectSocket, meter::Meter, peers::Exit};
 use crate::{
     identity::handshake::{self, Agreed, Tags},
     netmon::Watch,
@@ -103,7 +103,7 @@ pub(super) struct Session {
     pub(super) path: SessionPath,
     pub(super) aware: Aware,
     /// The socket through which the application runs egress for single packets.
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Option<DirectSocket>,
     /// Recent measurements of the path.
     pub(super) meter: Meter,
     /// What the monitor of paths has read of it.
@@ -228,7 +228,7 @@ impl Wish {
     /// peer, if known.
     pub(super) fn asked(&self, known: &[Parameter], rtt: Option<Duration>) -> Vec<(u8, u32)> {
         let qos = &self.wanted.qos;
-        let rtt_ms = rtt.unwrap_or(FAR).as_secs_f64() * 1e3;
+        let rtt_ms = rtt.unwrap_or(INITIAL_RTT).as_secs_f64() * 1e3;
         let bound = |p: &Parameter| match p.name.as_str() {
             // Rounded down, so that the bound holds.
             "max-loss" => qos.max_loss_pct.map(|pct| pct * 10.0),
@@ -239,7 +239,7 @@ impl Wish {
             }
             // Twice the bandwidth-delay product: a lost packet keeps its place for another round trip.
             "window" => {
-                let packets = |mbit| 2.0 * mbit * 1e3 / 8.0 * rtt_ms / f64::from(PAYLOAD);
+                let packets = |mbit| 2.0 * mbit * 1e3 / 8.0 * rtt_ms / f64::from(MIN_PAYLOAD);
                 let window = |mbit| f64::max(packets(mbit) + 1.0, p.default.into());
                 qos.min_throughput_mbit.map(window)
             }
@@ -272,10 +272,10 @@ impl Wish {
     }
 }
 
-/// Assumed round trip to an unknown peer.
-const FAR: Duration = Duration::from_millis(100);
+/// The round trip assumed before it is known.
+pub(super) const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// Minimum payload of a packet on nearly all paths, bytes.
-const PAYLOAD: u32 = 1200;
+const MIN_PAYLOAD: u32 = 1200;
 
 /// Fills in the result of the negotiation.
 pub(super) fn fill(s: &mut vtl_session, e: &Established) {
@@ -351,7 +351,7 @@ pub(super) fn grant(
             Some(events) => Some(own(events)?),
             None => None,
         },
-        caller: session.caller.as_ref().and_then(Caller::descriptor),
+        caller: session.caller.as_ref().and_then(DirectSocket::descriptor),
         shown: agreed.map(|agreed| agreed.peer),
         is_clear: matches!(session.keying, Keying::Refused),
     })

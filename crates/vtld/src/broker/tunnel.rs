@@ -25,15 +25,15 @@ use crate::{
 
 const PORT: u16 = intf::VTL_TCP_PORT as u16;
 /// Quotas of connections by peers: in total, per address, and per network.
-const MOST: usize = 256;
-const MOST_EACH: usize = 16;
-const MOST_OF_NETWORK: usize = MOST / 4;
+const MAX_CONNECTIONS: usize = 256;
+const MAX_OF_PEER: usize = 16;
+const MAX_OF_NETWORK: usize = MAX_CONNECTIONS / 4;
 /// Limit of packets queued for writing, bytes; packets beyond it are dropped.
-const MOST_OUT: usize = 256 << 10;
+const MAX_QUEUE: usize = 256 << 10;
 /// Limit of that queue before any session has used the connection, bytes.
-const MOST_STRANGER: usize = 8 << 10;
+const MAX_QUEUE_UNUSED: usize = 8 << 10;
 /// Queue length from which on egress waits, bytes.
-const ENOUGH_OUT: usize = 64 << 10;
+const EGRESS_QUEUE: usize = 64 << 10;
 /// Limit of unsent bytes in the kernel (`TCP_NOTSENT_LOWAT`), whose queue adds to round trips.
 const UNSENT: u32 = 128 << 10;
 /// Maximum read at a time, for fairness.
@@ -42,15 +42,17 @@ const READ: usize = 64 << 10;
 const IDLE_NS: u64 = 30_000_000_000;
 /// Back-off after a failed connect.
 const RETRY_NS: u64 = 1_000_000_000;
+
 /// One connection.
 struct Connection {
     stream: TcpStream,
     local: IpAddr,
     peer: IpAddr,
     /// The TCP handshake is complete.
-    made: bool,
+    established: bool,
     /// An incomplete packet.
     arrived: Vec<u8>,
+    /// Packets queued for writing, each preceded by its length.
     out: Vec<u8>,
     /// Watched for `EPOLLOUT`, too.
     watched: bool,
@@ -133,9 +135,9 @@ impl Tunnels {
             let network = Network::of(peer);
             let of_network = (self.connections.values()).filter(|c| Network::of(c.peer) == network);
             if peer.is_loopback()
-                || self.connections.len() >= MOST
-                || theirs.count() >= MOST_EACH
-                || of_network.count() >= MOST_OF_NETWORK
+                || self.connections.len() >= MAX_CONNECTIONS
+                || theirs.count() >= MAX_OF_PEER
+                || of_network.count() >= MAX_OF_NETWORK
             {
                 tracing::debug!(%client, "tunnel: refused: too many connections");
                 continue;
@@ -172,7 +174,7 @@ impl Tunnels {
         stream: TcpStream,
         local: IpAddr,
         peer: IpAddr,
-        made: bool,
+        established: bool,
         now: u64,
     ) -> io::Result<u32> {
         stream.set_nodelay(true)?;
@@ -182,11 +184,11 @@ impl Tunnels {
             stream,
             local,
             peer,
-            made,
+            established,
             arrived: Vec::new(),
             out: Vec::new(),
-            watched: !made,
-            known: !made,
+            watched: !established,
+            known: !established,
             used_ns: now,
         };
         self.connections.insert(self.last, connection);
@@ -206,19 +208,19 @@ impl Tunnels {
     /// Whether the connection has room for egress.
     pub(super) fn has_room(&self, number: u32) -> bool {
         let connection = self.connections.get(&number);
-        connection.is_some_and(|c| c.made && c.out.len() < ENOUGH_OUT)
+        connection.is_some_and(|c| c.established && c.out.len() < EGRESS_QUEUE)
     }
 
     /// Whether the TCP handshake is complete.
-    pub(super) fn is_made(&self, number: u32) -> bool {
-        self.connections.get(&number).is_some_and(|c| c.made)
+    pub(super) fn is_established(&self, number: u32) -> bool {
+        self.connections.get(&number).is_some_and(|c| c.established)
     }
 
     /// Whether to watch for writability, as data are queued or the handshake is in progress; `None` if that is
     /// unchanged. The initial state: watched if this host connects.
     pub(super) fn watch(&mut self, number: u32) -> Option<bool> {
         let connection = self.connections.get_mut(&number)?;
-        let waits = !connection.made || !connection.out.is_empty();
+        let waits = !connection.established || !connection.out.is_empty();
         let before = std::mem::replace(&mut connection.watched, waits);
         (waits != before).then_some(waits)
     }
@@ -233,15 +235,15 @@ impl Tunnels {
     /// Queues a packet; drops it if it is too long or the queue is full.
     ///
     /// # Errors
-    /// The connection has broken.
+    /// There is no such connection.
     pub(super) fn send(&mut self, number: u32, packet: &[u8]) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let most = if connection.known {
-            MOST_OUT
+            MAX_QUEUE
         } else {
-            MOST_STRANGER
+            MAX_QUEUE_UNUSED
         };
         let head = Records::PACKETS.head(packet.len());
         if let Some(head) = head.filter(|_| connection.out.len() + packet.len() <= most) {
@@ -259,9 +261,9 @@ impl Tunnels {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        if !connection.made {
+        if !connection.established {
             match connection.stream.peer_addr() {
-                Ok(_) => connection.made = true,
+                Ok(_) => connection.established = true,
                 Err(_) => {
                     return match connection.stream.take_error()? {
                         Some(error) => Err(error),

@@ -112,18 +112,18 @@ pub struct Identity {
     /// The files of peers; checked for each control connection, so an edited file applies from the next one on.
     files: Files,
     /// Settings as of the last read.
-    said: Mutex<Said>,
+    settings: Mutex<Settings>,
 }
 
 /// Settings that apply before a peer is authenticated.
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct Settings {
     policy: Policy,
     /// Some peers may not reach all ports.
     limits: bool,
 }
 
-impl Said {
+impl Settings {
     fn of(all: &All) -> Self {
         Self {
             policy: all.policy,
@@ -150,16 +150,16 @@ impl Identity {
             sessions,
             certificates: Certificates::new(state),
             files,
-            said: Mutex::new(Said::of(&all)),
+            settings: Mutex::new(Settings::of(&all)),
         };
         // Logs errors in it.
         identity.certificate();
         Ok(identity)
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
+    fn settings(&self) -> MutexGuard<'_, Settings> {
         // Poisoning is harmless: replaced as a whole.
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This host's certificate; empty if it has none. Reads a file.
@@ -169,7 +169,7 @@ impl Identity {
 
     /// Whether the policy is "ca", as of the last read: peers are authenticated by certificates.
     pub(crate) fn needs_certificates(&self) -> bool {
-        self.said().policy == Policy::Ca
+        self.settings().policy == Policy::Ca
     }
 
     /// TLS for one control connection. `opener`: the side that has opened it.
@@ -202,8 +202,8 @@ impl Identity {
     /// Whether the peer of an association opened by `opener` must be authenticated before anything is carried, as of
     /// the last read: the policy requires known peers, or the peer is a client and some ports are out of reach.
     pub(crate) fn judges_first(&self, opener: Side) -> bool {
-        let said = self.said();
-        opener == Side::Peer && said.limits || said.policy != Policy::FirstUse
+        let settings = self.settings();
+        opener == Side::Peer && settings.limits || settings.policy != Policy::FirstUse
     }
 
     /// Authenticates a peer by its key (`None`: it has none) and the certificate for it. `opener`: the side that has
@@ -231,11 +231,11 @@ impl Identity {
     ) -> Result<Standing, Refused> {
         let read = self.files.read();
         // With invalid files nobody is known.
-        let nobody = Said {
+        let nobody = Settings {
             policy: Policy::Known,
             limits: true,
         };
-        *self.said() = read.as_ref().map_or(nobody, |all| Said::of(all));
+        *self.settings() = read.as_ref().map_or(nobody, |all| Settings::of(all));
         let all = read.map_err(Refused::Files)?;
         let peer = peer.to_canonical();
         let Some(shown) = shown.filter(|_| all.policy == Policy::Ca) else {

@@ -368,7 +368,10 @@ fn read(path: &Path) -> Result<All, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(failed(&error)),
         Ok(meta) if !meta.is_file() || meta.len() > MAX_FILE => {
-            return Err(failed(&"no file of at most 4 MiB"));
+            return Err(failed(&format_args!(
+                "no file of at most {} MiB",
+                MAX_FILE >> 20
+            )));
         }
         Ok(_) => fs::read_to_string(path).map_err(|error| failed(&error))?,
     };

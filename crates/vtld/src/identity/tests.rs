@@ -1,3 +1,5 @@
+//! Handshakes of two hosts, and what each keeps and refuses.
+
 use super::*;
 use crate::broker::random_token as random;
 

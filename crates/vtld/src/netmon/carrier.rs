@@ -1,4 +1,4 @@
-//! What carriers count that are not grafts.
+//! Counters of carriers that are not grafts.
 
 use std::time::Duration;
 

@@ -20,14 +20,14 @@ use std::{
 use super::{Evidence, NetMonitor};
 use vtl_core::netmon::Metrics;
 
-/// Maximum size of a request's head, bytes,
-const HEAD: usize = 4096;
-/// and number of its headers.
-const HEADERS: usize = 32;
+/// Maximum size of a request's head, bytes.
+const MAX_HEAD: usize = 4096;
+/// Maximum number of a request's headers.
+const MAX_HEADERS: usize = 32;
 /// Time for a request, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of requests at a time.
-const MOST: usize = 16;
+const MAX_REQUESTS: usize = 16;
 /// How long figures serve other requests, too.
 const AGE: Duration = Duration::from_secs(1);
 /// Pause after a failed accept: out of descriptors.
@@ -105,7 +105,7 @@ impl Figures {
     }
 }
 
-/// `count`: of requests that are being answered.
+/// Answers each request on a thread of its own. `count`: requests that are being answered.
 fn accept(listener: &TcpListener, figures: &Arc<Figures>, count: &Arc<AtomicUsize>) {
     loop {
         let Ok((client, _)) = listener.accept() else {
@@ -113,7 +113,7 @@ fn accept(listener: &TcpListener, figures: &Arc<Figures>, count: &Arc<AtomicUsiz
             continue;
         };
         // Counted before it is compared, so that dropping it is right in any case.
-        let is_full = count.fetch_add(1, Ordering::Relaxed) >= MOST;
+        let is_full = count.fetch_add(1, Ordering::Relaxed) >= MAX_REQUESTS;
         let place = Place(Arc::clone(count));
         if is_full {
             continue;
@@ -126,7 +126,7 @@ fn accept(listener: &TcpListener, figures: &Arc<Figures>, count: &Arc<AtomicUsiz
         };
         let started = thread::Builder::new().name("vtl-metrics".into());
         if let Err(error) = started.stack_size(256 << 10).spawn(work) {
-            tracing::warn!(%error, "no thread for a request of metrics");
+            tracing::warn!(%error, "metrics: no thread for a request");
         }
     }
 }
@@ -137,16 +137,16 @@ fn answer(mut client: TcpStream, figures: &Figures) -> io::Result<()> {
         Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
         left => Ok(left),
     };
-    let mut head = Vec::with_capacity(HEAD);
+    let mut head = Vec::with_capacity(MAX_HEAD);
     let asked = loop {
         let mut more = [0; 1024];
         client.set_read_timeout(Some(left()?))?;
-        let room = more.len().min(HEAD - head.len());
+        let room = more.len().min(MAX_HEAD - head.len());
         let read = client.read(&mut more[..room])?;
         head.extend_from_slice(&more[..read]);
         match asked(&head) {
             Some(asked) => break asked,
-            None if read == 0 || head.len() >= HEAD => break Err("400 Bad Request"),
+            None if read == 0 || head.len() >= MAX_HEAD => break Err("400 Bad Request"),
             None => {}
         }
     };
@@ -179,7 +179,7 @@ fn answer(mut client: TcpStream, figures: &Figures) -> io::Result<()> {
 
 /// Whether a request is for the figures, or why not: an HTTP status. `None` while its head is incomplete.
 fn asked(head: &[u8]) -> Option<Result<(), &'static str>> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(httparse::Status::Partial) => return None,
@@ -392,7 +392,7 @@ mod tests {
         );
         assert_eq!(said("hello\r\n\r\n"), Some(Err("400 Bad Request")));
         assert_eq!(said("GET /metrics HTTP/1.1\r\nHost: loc"), None);
-        let many = "a: b\r\n".repeat(HEADERS + 1);
+        let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
         assert_eq!(get(&many), Some(Err("400 Bad Request")));
     }
 
@@ -443,11 +443,11 @@ mod tests {
         assert!(body.starts_with("# HELP vtl_path_age_seconds"), "{body}");
         // What never ends is refused once it is too long: nothing is left to read that would reset the answer.
         let mut endless = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
-        endless.resize(HEAD, b'x');
+        endless.resize(MAX_HEAD, b'x');
         let said = ask(at, &endless);
         assert!(said.starts_with("HTTP/1.1 400 "), "{said}");
         vtl_testing::until("all places are free", || count.load(Ordering::Relaxed) == 0);
-        count.store(MOST, Ordering::Relaxed);
+        count.store(MAX_REQUESTS, Ordering::Relaxed);
         let get = b"GET /metrics HTTP/1.0\r\n\r\n";
         assert_eq!(ask(at, get), "", "all places are taken");
         count.store(0, Ordering::Relaxed);

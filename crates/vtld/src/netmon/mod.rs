@@ -27,9 +27,9 @@ pub use exporter::{Loopback, serve};
 pub(crate) use session::counters as of_session;
 pub(crate) use tcp::{MOST_READ, TcpWatch, mptcp};
 
-/// Maximum number of hosts. For one more, the host goes whose connections were read longest ago,
-const MOST_HOSTS: usize = 1024;
-/// unless that is less than this: it may still have some.
+/// Maximum number of hosts. For one more, the host goes whose connections were read longest ago.
+const MAX_HOSTS: usize = 1024;
+/// Minimum time since the connections of such a host were read: it may have some still.
 const SPARED: Duration = Duration::from_secs(60);
 /// Pause after a search for such a host that found none.
 const SEARCH: Duration = Duration::from_secs(1);
@@ -59,8 +59,9 @@ impl fmt::Display for Evidence {
 struct Told {
     evidence: Evidence,
     estimator: Estimator,
-    /// When a connection was last read, and when it last had something new.
+    /// When a connection was last read.
     read: Instant,
+    /// When one last had something new.
     news: Instant,
 }
 
@@ -178,7 +179,7 @@ impl Told {
 impl Hosts {
     /// Whether there is room for another host; makes some if it can.
     fn has_room(&mut self, now: Instant) -> bool {
-        if self.known.len() < MOST_HOSTS {
+        if self.known.len() < MAX_HOSTS {
             return true;
         }
         let since = |then: Instant| now.saturating_duration_since(then);
@@ -189,7 +190,7 @@ impl Hosts {
             told.retain(|told| told.is_kept(now));
             !told.is_empty()
         });
-        if self.known.len() >= MOST_HOSTS {
+        if self.known.len() >= MAX_HOSTS {
             let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
             let hosts = self.known.iter();
             let hosts = hosts.filter_map(|(peer, told)| Some((read(told)?, *peer)));
@@ -199,7 +200,7 @@ impl Hosts {
                 self.known.remove(&first);
             }
         }
-        let has_room = self.known.len() < MOST_HOSTS;
+        let has_room = self.known.len() < MAX_HOSTS;
         self.full = (!has_room).then_some(now);
         has_room
     }

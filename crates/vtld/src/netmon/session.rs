@@ -1,4 +1,4 @@
-//! What sessions of grafts count: `vtl_session.tx`, which the listener writes with each acknowledgement.
+//! Counters of sessions over grafts: `vtl_session.tx`, which the listener writes with each acknowledgement.
 
 use vtl_bpf::sessions::Session;
 use vtl_core::netmon::{Bound, Counters};

@@ -1,4 +1,4 @@
-//! Paths for commands.
+//! The state of paths as commands show it.
 
 use std::{
     net::IpAddr,
@@ -79,7 +79,7 @@ fn report(peer: IpAddr, told: &[Told], now: Instant) -> Option<PathReport> {
     })
 }
 
-/// Rounded to so many decimals.
+/// Rounds to this number of decimals.
 fn rounded(value: f64, decimals: i32) -> f64 {
     let unit = 10_f64.powi(decimals);
     (value * unit).round() / unit

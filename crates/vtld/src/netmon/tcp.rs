@@ -1,4 +1,4 @@
-//! What the kernel's TCP counts: TCP_INFO.
+//! Counters of TCP connections, by the kernel's TCP_INFO.
 
 use std::{
     cell::RefCell,
@@ -25,18 +25,18 @@ pub(crate) struct TcpWatch {
     peer: Option<Option<IpAddr>>,
     /// Whether its congestion control models the path.
     models: bool,
-    /// When its times were last looked at: for how long it was sending by then, and bounded by the receiver or its own
-    /// buffer,
+    /// The latest reading of its times: when it was, for how long the connection had been sending by then, and for how
+    /// long the receiver or its own buffer had bounded it.
     last: Option<(Instant, Duration, Duration)>,
-    /// and what has bounded it since the time before.
+    /// What bounded it between the latest two of these readings.
     bound: Bound,
 }
 
-/// Interval of looking at these times, at least: the kernel counts them in ticks of up to 10 ms.
+/// Minimum interval of these readings: the kernel counts such times in ticks of up to 10 ms.
 const LOOK: Duration = Duration::from_millis(90);
 
 impl TcpWatch {
-    /// Has the congestion control looked up again, which was changed.
+    /// Has the next reading look up the congestion control again, after a change of it.
     pub(crate) fn forget_control(&mut self) {
         self.peer = None;
     }

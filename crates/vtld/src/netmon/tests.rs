@@ -1,3 +1,5 @@
+//! The state of paths, as connections come and go.
+
 use std::net::Ipv4Addr;
 
 use vtl_core::netmon::Bound;
@@ -81,7 +83,7 @@ fn note__figures_outlive_the_last_connection_by_ten_minutes() {
 fn note__hosts_are_bounded() {
     let monitor = NetMonitor::default();
     let now = Instant::now();
-    let most = MOST_HOSTS as u32;
+    let most = MAX_HOSTS as u32;
     for n in 0..most {
         note(&monitor, host(n), now + Duration::from_millis(n.into()));
     }
@@ -93,13 +95,13 @@ fn note__hosts_are_bounded() {
     for n in 0..5 {
         note(&monitor, host(most + n), later);
     }
-    assert_eq!(monitor.hosts().known.len(), MOST_HOSTS);
+    assert_eq!(monitor.hosts().known.len(), MAX_HOSTS);
     assert_eq!(monitor.metrics(host(4)), None, "read first");
     assert!(monitor.metrics(host(5)).is_some());
     // An idle connection takes no place.
     let mut watch = Watch::default();
     monitor.note(host(5000), GRAFT, &mut watch, now, Counters::default());
-    assert_eq!(monitor.hosts().known.len(), MOST_HOSTS);
+    assert_eq!(monitor.hosts().known.len(), MAX_HOSTS);
     let mut seen = Vec::new();
     let mut from = None;
     loop {

@@ -1,3 +1,5 @@
+//! Negotiations with a crypto handshake, of which only the flights matter here.
+
 use super::*;
 
 const FLIGHTS: [&[u8]; 3] = [b"hello", b"the answer", b"the end"];
@@ -129,7 +131,7 @@ fn keys__no_data_go_ahead_of_them() {
 }
 
 #[test]
-fn keys__longer_answer_than_the_question_is_none() {
+fn keys__an_answer_longer_than_the_question_is_refused() {
     let mut responder = responder();
     let (nego, _) = nego_of(&mut asking(false));
     let mut extensions = [0; 64];
@@ -168,7 +170,7 @@ fn keys__answer_is_repeated_to_as_long_a_question_only() {
 }
 
 #[test]
-fn keys__strangers_show_themselves_first_after_a_bad_one() {
+fn keys__after_a_bad_hello_strangers_need_a_cookie_first() {
     let mut responder = responder();
     let (nego, extensions) = nego_of(&mut asking(false));
     let hello = Nego {

@@ -10,7 +10,7 @@ fn early__data_need_not_wait() {
     let nego = next_nego(&mut initiator);
     assert_eq!((nego.header.sid, nego.header.token), (NEXT, 0xeeee));
     assert_eq!(initiator.poll_at(), 5 * S + nanos(HEAD_START));
-    let Ok(Some(Step::Go(session))) = initiator.poll(initiator.poll_at()) else {
+    let Ok(Some(Step::OpenEarly(session))) = initiator.poll(initiator.poll_at()) else {
         panic!("data must wait")
     };
     assert_eq!((session.peer_sid, session.peer_token), (NEXT, 0xeeee));
@@ -90,7 +90,7 @@ fn early__used_before_any_data_went_opens_without() {
         Ok(None)
     );
     let again = next_nego(&mut initiator);
-    assert_eq!(again.header, able(Header::default()));
+    assert_eq!(again.header, with_capabilities(Header::default()));
     let ack = answer(&mut responder, S, &again, &grafts);
     let opened = initiator.handle(S + 9 * MS, &ack, Encapsulation::Native);
     assert!(matches!(opened, Ok(Some(Answer::Opened(_)))));

@@ -54,7 +54,7 @@ fn both(known_rtt: Option<Duration>) -> Offer {
 }
 
 #[test]
-fn initiator__the_second_way_a_little_later() {
+fn initiator__tries_the_second_encapsulation_a_little_later() {
     let sent = |rtt_ms: Option<u64>| {
         let mut initiator = Initiator::new(both(rtt_ms.map(Duration::from_millis)), 0, 1);
         let send = |_| {
@@ -117,7 +117,7 @@ fn initiator__the_first_answer_decides() {
 }
 
 #[test]
-fn initiator__goes_on_by_the_way_of_the_answer() {
+fn initiator__goes_on_in_the_encapsulation_of_the_answer() {
     let grafts = [reliable(9)];
     let mut responder = responder();
     crowd(&mut responder);

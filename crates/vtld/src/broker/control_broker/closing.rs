@@ -51,8 +51,8 @@ impl ControlBroker {
             Action::Nothing => {}
             Action::Confirm => self.confirm_timer(sid, now),
             Action::Reroute => {
-                self.turn(sid);
-                self.go_on(sid);
+                self.restart_path(sid);
+                self.send_probe(sid);
             }
             Action::Watch { heard, probe } => self.keep_alive(sid, now, heard, probe),
             Action::SendClose => {
@@ -90,9 +90,9 @@ impl ControlBroker {
             self.shards.due(sid);
         }
         if session.path.detour().is_some() {
-            self.look_back(sid, now);
+            self.poll_detour(sid, now);
         } else {
-            self.watch_path(sid, now);
+            self.poll_path(sid, now);
         }
     }
 

@@ -18,9 +18,9 @@ use super::{
 
 impl ControlBroker {
     /// Takes the pool as read from its directory; deployed grafts stay unchanged.
-    pub(super) fn use_library(&mut self, library: Pool) {
+    pub(super) fn use_host_pool(&mut self, host_pool: Pool) {
         let deployed = self.plane.grafts().map(|g| g.name.clone()).collect();
-        self.pool.use_library(library, &deployed);
+        self.pool.use_host_pool(host_pool, &deployed);
     }
 
     /// Handles news of the launcher.
@@ -42,7 +42,10 @@ impl ControlBroker {
                     }
                 }
                 News::Deployable(deployable) => self.deploy(*deployable),
-                News::Read { library, question } => self.answer(library, question),
+                News::Read {
+                    host_pool,
+                    question,
+                } => self.answer(host_pool, question),
                 News::Interfaces { new, gone } => self.use_interfaces(new, &gone),
             }
         }
@@ -69,8 +72,10 @@ impl ControlBroker {
         }
     }
 
-    fn answer(&mut self, library: Result<Pool, String>, question: Question) {
-        let unread = library.map(|library| self.use_library(library)).err();
+    fn answer(&mut self, host_pool: Result<Pool, String>, question: Question) {
+        let unread = host_pool
+            .map(|host_pool| self.use_host_pool(host_pool))
+            .err();
         match question {
             Question::Grafts { reply } => {
                 let _ = reply.send(Ok(self.grafts(unread)));
@@ -86,7 +91,7 @@ impl ControlBroker {
 
     /// Deploys a verified graft.
     fn deploy(&mut self, new: Deployable) {
-        self.use_library(new.library);
+        self.use_host_pool(new.host_pool);
         let pooled = Pooled::of(&new.entry);
         let name = pooled.info.name.clone();
         let there = self.plane.grafts().any(|g| g.name == name);
@@ -215,7 +220,7 @@ impl ControlBroker {
             .into_iter()
             .map(|p| {
                 let name = p.info.name.as_str();
-                let entry = self.pool.library().find(&format!("{name}@{}", p.version));
+                let entry = self.pool.host_pool().find(&format!("{name}@{}", p.version));
                 let signer = match entry.map(|e| &e.origin) {
                     _ if p.revoked => "revoked",
                     Some(Origin::Package { signer, .. }) => signer,
@@ -236,7 +241,7 @@ impl ControlBroker {
             .collect();
         let refused = self
             .pool
-            .library()
+            .host_pool()
             .refused()
             .iter()
             .map(|(path, why)| RefusedFile {
@@ -255,7 +260,7 @@ impl ControlBroker {
 
     /// Describes one graft of the pool.
     fn describe(&mut self, wanted: &str) -> Result<Value, String> {
-        let entry = find(self.pool.library(), wanted)?;
+        let entry = find(self.pool.host_pool(), wanted)?;
         let m = &entry.manifest;
         let this = |p: &&Pooled| p.info.name == m.name && p.version == m.version;
         let pooled = self.pool.iter().find(this);

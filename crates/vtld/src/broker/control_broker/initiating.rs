@@ -294,7 +294,7 @@ impl ControlBroker {
                     self.send_nego(&packet, &extensions, local, peer, via);
                 }
             }
-            Ok(Some(Step::Go(established))) => self.go_ahead(sid, &established),
+            Ok(Some(Step::OpenEarly(established))) => self.open_early(sid, &established),
             Ok(None) => {}
             Err(error) => self.failed(sid, &error.to_string()),
         }
@@ -343,7 +343,7 @@ impl ControlBroker {
             )) => established,
             Err(NegoError::Differs(gid)) => {
                 let why = NegoError::Differs(gid).to_string();
-                return self.without(sid, gid, (packet, via), &why);
+                return self.offer_next(sid, gid, (packet, via), &why);
             }
             Err(error) => {
                 self.decline(sid, packet, via);
@@ -351,7 +351,7 @@ impl ControlBroker {
             }
         };
         if let Err(error) = self.graft_ready(established.gid) {
-            return self.without(sid, established.gid, (packet, via), &error);
+            return self.offer_next(sid, established.gid, (packet, via), &error);
         }
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
@@ -370,7 +370,7 @@ impl ControlBroker {
         }
         match self.establish(sid, &established) {
             Ok(()) => {
-                self.met(sid, &established);
+                self.cache_path(sid, &established);
                 // The crypto handshake's last flight has to precede data.
                 self.confirm_timer(sid, now);
                 self.opened(sid);
@@ -448,7 +448,7 @@ impl ControlBroker {
     }
 
     /// Caches parameters for early data of the next session with the peer.
-    fn met(&mut self, sid: u32, established: &Established) {
+    fn cache_path(&mut self, sid: u32, established: &Established) {
         let (Some(session), Some(entry)) =
             (self.sessions.get_mut(sid), self.plane.sessions().get(sid))
         else {
@@ -476,7 +476,7 @@ impl ControlBroker {
 
     /// Declines the answer in `packet`, whose graft is unusable here, and negotiates another graft, if there is
     /// one.
-    fn without(&mut self, sid: u32, gid: u16, (packet, via): (&Packet<'_>, Via), why: &str) {
+    fn offer_next(&mut self, sid: u32, gid: u16, (packet, via): (&Packet<'_>, Via), why: &str) {
         self.decline(sid, packet, via);
         let (now, token) = (now_ns(), random_token());
         let Some(session) = self.sessions.get_mut(sid) else {
@@ -488,7 +488,7 @@ impl ControlBroker {
         let Some((next, nego)) = next else {
             return self.failed(sid, why);
         };
-        tracing::info!(%peer, why, "session: refused by the peer: next graft offered");
+        tracing::info!(%peer, why, "session: graft of the answer unusable here: next graft offered");
         **nego = next;
         session.token = token;
         let asks = matches!(session.keying, Keying::Asked(_));
@@ -538,7 +538,7 @@ impl ControlBroker {
     }
 
     /// Opens a session for early data, before the peer's answer.
-    fn go_ahead(&mut self, sid: u32, established: &Established) {
+    fn open_early(&mut self, sid: u32, established: &Established) {
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
@@ -609,7 +609,7 @@ impl ControlBroker {
         if let Some(entry) = self.plane.sessions().get(sid) {
             go_by(&entry, via);
         }
-        if !self.turn(sid) {
+        if !self.restart_path(sid) {
             return self.broken(
                 sid,
                 "packets of the size that were sent do not get there any more",
@@ -622,7 +622,7 @@ impl ControlBroker {
             entry.probe();
             self.shards.due(sid);
         }
-        self.met(sid, established);
+        self.cache_path(sid, established);
     }
 
     /// Handles an answer that rejects early data: retransmits all of them in the session it names.
@@ -671,7 +671,7 @@ impl ControlBroker {
         entry.set_state(intf::VTL_OPEN);
         entry.probe();
         entry.unlock_egress(false);
-        if !self.turn(sid) {
+        if !self.restart_path(sid) {
             return self.broken(
                 sid,
                 "packets of the size that were sent do not get there any more",
@@ -679,7 +679,7 @@ impl ControlBroker {
         }
         self.begin_path(sid, established.gid, established.max_payload);
         self.shards.due(sid);
-        self.met(sid, established);
+        self.cache_path(sid, established);
     }
 
     /// Encapsulation and port of a NEGO.
@@ -691,10 +691,10 @@ impl ControlBroker {
         }
     }
 
-    /// Fails a session whose early data cannot be delivered.
+    /// Fails an open session that the negotiation cannot confirm: its early data, if any, are not delivered.
     fn broken(&mut self, sid: u32, why: &str) {
         if let Some(session) = self.sessions.get(sid) {
-            tracing::info!(peer = %session.peer, why, "session: aborted: early data not delivered");
+            tracing::info!(peer = %session.peer, why, "session: aborted before the peer confirmed it");
         }
         self.fail(sid);
     }

@@ -16,14 +16,13 @@ use super::{
     super::{
         now_ns,
         raw::{self, Received, Via},
+        session::INITIAL_RTT,
     },
     ControlBroker,
 };
 
 /// Difference in length between the headers of DATA and SIZE, bytes.
 const LONGER: u16 = (size_of::<intf::vtl_data_hdr>() - size_of::<intf::vtl_hdr>()) as u16;
-/// The round-trip time assumed before the first sample.
-const RTT_NS: u64 = 100_000_000;
 
 /// Progress of a session, as `vtl_core::mtud::Progress` defines it.
 fn mark(acknowledged: bool, entry: &sessions::Session<'_>) -> u64 {
@@ -64,7 +63,7 @@ impl ControlBroker {
 
     /// Restarts the path if the encapsulation of an open session has changed. False if it has less room, and
     /// packets already written cannot be fragmented.
-    pub(super) fn turn(&mut self, sid: u32) -> bool {
+    pub(super) fn restart_path(&mut self, sid: u32) -> bool {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return false;
@@ -85,7 +84,7 @@ impl ControlBroker {
     }
 
     /// Polls path MTU discovery of an open session.
-    pub(super) fn watch_path(&mut self, sid: u32, now: u64) {
+    pub(super) fn poll_path(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
@@ -100,9 +99,7 @@ impl ControlBroker {
         let at = Progress {
             mark: mark(path.is_acknowledged(), &entry),
             out: entry.unacknowledged() > 0 || probing,
-            rtt_ns: entry
-                .measured_rtt()
-                .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
+            rtt_ns: entry.measured_rtt().unwrap_or(INITIAL_RTT).as_nanos() as u64,
         };
         let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
         match path.poll(now, &at, told) {
@@ -117,7 +114,7 @@ impl ControlBroker {
                     self.ask(sid, 0, Via::Tcp(number));
                 }
                 for payload in payloads {
-                    self.say_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
+                    self.send_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
                 }
             }
             Step::Reduce(most) => self.reduce(sid, now, most),
@@ -135,7 +132,7 @@ impl ControlBroker {
         });
     }
 
-    fn say_size(&mut self, sid: u32, flags: u32, zeros: u16, answers: u16) {
+    fn send_size(&mut self, sid: u32, flags: u32, zeros: u16, answers: u16) {
         self.send_to_peer(sid, flags, |header| {
             Packet::Size(Size {
                 header,
@@ -188,13 +185,13 @@ impl ControlBroker {
         session.path.start_detour(now);
         entry.set_port(0);
         entry.set_tunnel(true);
-        self.turn(sid);
-        self.go_on(sid);
+        self.restart_path(sid);
+        self.send_probe(sid);
     }
 
     /// Sends a PROBE after a change of encapsulation: packets in flight are acknowledged or retransmitted at
     /// once, and the peer learns the new one.
-    pub(super) fn go_on(&mut self, sid: u32) {
+    pub(super) fn send_probe(&mut self, sid: u32) {
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.probe();
             self.shards.due(sid);
@@ -202,7 +199,7 @@ impl ControlBroker {
     }
 
     /// Polls a session's detour over TCP.
-    pub(super) fn look_back(&mut self, sid: u32, now: u64) {
+    pub(super) fn poll_detour(&mut self, sid: u32, now: u64) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return;
@@ -210,7 +207,7 @@ impl ControlBroker {
         let udp = self.has_halves(entry.gid()) || session.published() == 0;
         let udp_port = Via::Udp(session.port_there);
         let (ifindex, rtt) = (entry.ifindex(), entry.measured_rtt());
-        let rtt_ns = rtt.map_or(RTT_NS, |rtt| rtt.as_nanos() as u64);
+        let rtt_ns = rtt.unwrap_or(INITIAL_RTT).as_nanos() as u64;
         let most = self.peers.payload(session.peer, now, entry.max_payload());
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
@@ -218,8 +215,8 @@ impl ControlBroker {
         if ![0, intf::VTL_TUNNEL].contains(&ifindex) {
             tracing::info!(peer = %session.peer, sid, encapsulation = %entry.encapsulation(), "session: packets leave TCP again");
             session.path.end_detour();
-            self.turn(sid);
-            return self.go_on(sid);
+            self.restart_path(sid);
+            return self.send_probe(sid);
         }
         let Some(detour) = session.path.detour() else {
             return;
@@ -252,7 +249,7 @@ impl ControlBroker {
             DetourStep::Stay => {
                 entry.set_port(0);
                 entry.set_tunnel(true);
-                self.go_on(sid);
+                self.send_probe(sid);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::{identity::handshake::Tags, netmon::Watch};
 use super::{
     super::{
         Granted, Owner, Reply,
-        caller::Caller,
+        direct::DirectSocket,
         event,
         meter::Meter,
         now_ns, random_token, ring_pool,
@@ -63,7 +63,7 @@ impl ControlBroker {
     }
 
     /// Creates a session's entry and rings. Ring size follows a known path's need; on an unknown path a small
-    /// part of large rings is used. `wish`: index and token, granted if the index is free and the rings hold a
+    /// part of large rings is used. `requested`: index and token, granted if the index is free and the rings hold a
     /// peer's early data. `lifecycle` makes the session's lifecycle from its index, its token and the slots in
     /// use.
     pub(super) fn create(
@@ -71,7 +71,7 @@ impl ControlBroker {
         peer: IpAddr,
         local: IpAddr,
         port: u16,
-        wish: Option<(u32, u64)>,
+        requested: Option<(u32, u64)>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
         lifecycle: impl FnOnce(u32, u64, u32) -> Lifecycle<Box<Initiator>>,
     ) -> Result<(u32, u64), String> {
@@ -90,11 +90,11 @@ impl ControlBroker {
         let begin = if known { wanted } else { ring_pool::NEAR };
         let mut slots = begin.min(rings.slots);
         let early = rings.slots >= intf::VTL_EARLY_WINDOW;
-        let wish = wish.filter(|(sid, _)| early && self.sessions.is_free(*sid));
-        if wish.is_some() {
+        let requested = requested.filter(|(sid, _)| early && self.sessions.is_free(*sid));
+        if requested.is_some() {
             slots = slots.max(intf::VTL_EARLY_WINDOW);
         }
-        let found = wish.or_else(|| Some((self.sessions.next_free()?, random_token())));
+        let found = requested.or_else(|| Some((self.sessions.next_free()?, random_token())));
         let Some((sid, token)) = found else {
             self.rings.put(rings);
             return Err("all sessions of this host are in use".into());
@@ -115,14 +115,14 @@ impl ControlBroker {
         let entry = self.plane.sessions().get(sid).expect("it was found free");
         entry.initialise(value);
         let lifecycle = lifecycle(sid, token, slots);
-        if let Err(error) = self.have_served(sid, &aware, !lifecycle.is_initiator()) {
+        if let Err(error) = self.register_with_shard(sid, &aware, !lifecycle.is_initiator()) {
             self.sessions.reserve(sid);
             self.shards.forget(sid);
             self.rings.put(rings);
             return Err(error);
         }
         entry.set_state(intf::VTL_OPENING);
-        let caller = self.caller(sid);
+        let caller = self.open_direct(sid);
         let session = Session {
             peer,
             local,
@@ -155,7 +155,7 @@ impl ControlBroker {
 
     /// Registers a new session with its shard. `report`: the first packet is reported, from now on, since early
     /// data may arrive before the session is complete.
-    fn have_served(&self, sid: u32, aware: &Aware, report: bool) -> Result<(), String> {
+    fn register_with_shard(&self, sid: u32, aware: &Aware, report: bool) -> Result<(), String> {
         if let (Some(kick), Some(wake)) = (&aware.kick, &aware.wake) {
             let opened = (self.shards).open(sid, &aware.controls, kick, wake, report);
             opened.map_err(|e| e.to_string())?;
@@ -164,11 +164,11 @@ impl ControlBroker {
     }
 
     /// Opens the socket for egress without the pump, if supported.
-    fn caller(&self, sid: u32) -> Option<Caller> {
-        let caller = self.plane.has_direct().then(Caller::open)?;
-        let registered = caller.and_then(|caller| {
-            caller.register(&self.callers, sid)?;
-            Ok(caller)
+    fn open_direct(&self, sid: u32) -> Option<DirectSocket> {
+        let socket = self.plane.has_direct().then(DirectSocket::open)?;
+        let registered = socket.and_then(|socket| {
+            socket.register(&self.callers, sid)?;
+            Ok(socket)
         });
         registered
             .inspect_err(|error| tracing::debug!(%error, sid, "session: no direct egress: all packets go by the pump"))
@@ -241,7 +241,7 @@ impl ControlBroker {
         let granted = session::grant(sid, session, &entry, graft, services)
             .ok_or_else(|| "out of file descriptors".to_owned())?;
         session.rings.release();
-        session.caller.iter_mut().for_each(Caller::release);
+        session.caller.iter_mut().for_each(DirectSocket::release);
         let aware = &mut session.aware;
         aware.granted = true;
         (aware.kick, aware.wake) = (None, None);

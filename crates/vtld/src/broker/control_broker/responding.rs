@@ -248,12 +248,12 @@ impl ControlBroker {
         let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
         // Our cached path MTU is for our direction, and the peer may have sent early data.
         let max_payload = mtud::max_payload(mtu, received.from, Encapsulation::Native);
-        let wish = request.early_with(choice);
+        let requested = request.early_with(choice);
         let created = self.create(
             received.from,
             received.to,
             port,
-            wish,
+            requested,
             |rings| aware(owner, rings, None),
             |_, _, _| Lifecycle::responder(now_ns()),
         );
@@ -283,7 +283,7 @@ impl ControlBroker {
         let (answer, established) = self.responder.accept(now, request, choice, &made);
         session.answered = Some(Answered {
             at_ns: now,
-            early: wish == Some((sid, token)),
+            early: requested == Some((sid, token)),
         });
         session.lifecycle.handle_established(now);
         // Must precede the session's opening in the kernel.

@@ -90,7 +90,7 @@ impl ControlBroker {
         if let Err(error) = plane.attach_direct() {
             tracing::info!(%error, "egress: no direct egress for applications: all packets go by the pump");
         }
-        let (launcher, library) = launcher(&plane, &config, fence, &events.parked)?;
+        let (launcher, host_pool) = launcher(&plane, &config, fence, &events.parked)?;
         let mut broker = Self {
             config,
             identity,
@@ -123,7 +123,7 @@ impl ControlBroker {
         for attached in broker.plane.attached().values() {
             broker.use_interface(&attached.interface);
         }
-        broker.use_library(library);
+        broker.use_host_pool(host_pool);
         // Deploy the highest-ranked graft, which the Hooker and most applications use, before the first
         // session, which would wait for the verifier. The others are deployed on demand.
         if let Some(best) = broker.pool.iter().next() {
@@ -222,14 +222,14 @@ fn launcher(
         ingress: config.ingress,
         scope: config.scope.clone(),
         fence,
-        library: graft_pool::built_in()?,
+        host_pool: graft_pool::built_in()?,
         pool: config.pool.clone(),
         keys: config.keys.clone(),
     };
     workshop.read().map_err(anyhow::Error::msg)?;
-    let library = workshop.library.clone();
-    for (path, why) in library.refused() {
+    let host_pool = workshop.host_pool.clone();
+    for (path, why) in host_pool.refused() {
         tracing::warn!(package = %path.display(), %why, "pool: package refused");
     }
-    Ok((Launcher::start(workshop, waker(parked)), library))
+    Ok((Launcher::start(workshop, waker(parked)), host_pool))
 }

@@ -10,8 +10,7 @@ use std::{
 use nix::sys::socket::{MsgFlags, recv};
 use vtl_proto::intf;
 
-/// The loopback's index in every network namespace.
-const LOOPBACK: i32 = 1;
+use crate::scope::LOOPBACK;
 
 /// Frames left in the socket before it is drained; it has room for many times more.
 const KEPT: u32 = 16;
@@ -50,7 +49,7 @@ impl Doorbell {
         let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         at.sll_family = libc::AF_PACKET as u16;
         at.sll_protocol = protocol;
-        at.sll_ifindex = LOOPBACK;
+        at.sll_ifindex = LOOPBACK as i32;
         // SAFETY: the address and its size, both alive during the call.
         let bound = unsafe {
             libc::bind(

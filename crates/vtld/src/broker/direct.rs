@@ -14,13 +14,13 @@ use vtl_proto::intf;
 use crate::option;
 
 /// A UDP socket bound to the loopback; unprivileged processes cannot change that.
-pub(super) struct Caller {
+pub(super) struct DirectSocket {
     /// `None` once granted to the application.
     socket: Option<UdpSocket>,
     cookie: u64,
 }
 
-impl Caller {
+impl DirectSocket {
     /// Opens a socket, not registered yet.
     pub(super) fn open() -> io::Result<Self> {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
