@@ -61,7 +61,7 @@ const MAGIC: &[u8; 4] = b"VTL2";
 const TLS: u64 = 1 << 40;
 /// Flag in HELLO's offset: the frame is PREFER.
 const PREFERS: u64 = 1 << 41;
-/// Flag in PREFER's offset: the flows' TCP connections are to be sent under BBR.
+/// Flag in PREFER's offset: BBR is to take over the flows' TCP connections.
 const BBR: u64 = 1 << 42;
 /// Flag in PREFER's offset: the sender asks for FIGURES.
 const ASKS: u64 = 1 << 43;
@@ -292,7 +292,8 @@ pub enum Frame<'a> {
         carrier: CarrierId,
         /// The association's tag.
         tag: u32,
-        /// TCP connections of the flows are to be sent under BBR, where the kernel has it. Older hosts ignore it.
+        /// BBR is to take over TCP connections of the flows once the path loses packets, where the kernel has it. Older
+        /// hosts do so at once, or ignore it.
         bbr: bool,
         /// The sender asks for FIGURES. Older hosts ignore it.
         asks: bool,

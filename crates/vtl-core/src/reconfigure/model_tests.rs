@@ -90,7 +90,7 @@ fn by_model__what_is_unknown_changes_nothing() {
         }
         assert_eq!(engine.sample(round * 10_000 * MS, None), None);
     }
-    assert_eq!((engine.current(), engine.decision()), (None, None));
+    assert_eq!((engine.current(), engine.decision()), (UNKNOWN, None));
     assert_eq!(engine.begin(0, &unknown[0]), None);
     // Between two that agree, too.
     assert_eq!(sample(&mut engine, 60_000, &far(100)), None);
@@ -103,7 +103,7 @@ fn by_model__what_is_unknown_changes_nothing() {
 fn begin__a_path_that_is_known_decides_at_once() {
     let mut engine = engine();
     let switch = engine.begin(0, &far(1000)).expect("a switch");
-    assert_eq!((switch.from, switch.to), (None, STREAM));
+    assert_eq!((switch.from, switch.to), (UNKNOWN, STREAM));
     engine.succeeded();
     // Then as any other: by two that agree, after the dwell.
     assert_eq!(sample(&mut engine, 1000, &near(1)), None);
@@ -112,7 +112,8 @@ fn begin__a_path_that_is_known_decides_at_once() {
     }
     assert_eq!(sample(&mut engine, 10_000, &near(10_000)), Some(None));
     let mut clean = self::engine();
-    assert_eq!(clean.begin(0, &near(1000)), None, "stays");
+    let switch = clean.begin(0, &near(1000)).expect("a switch");
+    assert_eq!((switch.from, switch.to), (UNKNOWN, None));
     assert!(clean.decision().is_some());
     let mut plan = Engine::new(Plan {
         conditions: Vec::new(),
@@ -126,7 +127,7 @@ fn failed__the_next_best_of_the_shares() {
     let mut engine = engine();
     assert_eq!(engine.begin(0, &far(1000)).map(|s| s.to), Some(STREAM));
     assert!(engine.failed(9000 * MS), "worth a report");
-    assert_eq!(engine.current(), None);
+    assert_eq!(engine.current(), UNKNOWN);
     let shares = &engine.decision().expect("decided").explanation.shares;
     let next = shares[1].0;
     assert_ne!(next, "graft:stream");
@@ -156,18 +157,18 @@ fn failed__each_class_has_its_turn() {
         let place = CLASSES.iter().position(|known| known == class);
         assert!(tried.contains(&place), "{class}: {tried:?}");
     }
-    assert_eq!(engine.made(), None);
+    assert_eq!(engine.made(), UNKNOWN);
 }
 
 #[test]
-fn lost__goes_back_to_the_first_class() {
+fn lost__goes_back_to_tcp() {
     let mut engine = engine();
     engine.begin(0, &far(1000)).expect("a switch");
-    assert_eq!((engine.current(), engine.made()), (STREAM, None));
+    assert_eq!((engine.current(), engine.made()), (STREAM, UNKNOWN));
     engine.succeeded();
     assert_eq!(engine.made(), STREAM);
     engine.lost(5000 * MS);
-    assert_eq!((engine.current(), engine.made()), (None, None));
+    assert_eq!((engine.current(), engine.made()), (UNKNOWN, UNKNOWN));
     // Not that again, before its wait is over.
     let next = sample(&mut engine, 10_000, &far(1100)).unwrap_or(None);
     assert_ne!(next, STREAM);
@@ -194,12 +195,84 @@ fn resume_by_model__goes_on_until_the_figures_say_otherwise() {
     let resume = |choice| Engine::resume_by_model(None, DWELL, choice);
     assert_eq!(resume(STREAM).current(), STREAM);
     for none in [None, Some(0), Some(CLASSES.len())] {
-        assert_eq!(resume(none).current(), None);
+        assert_eq!(resume(none).current(), UNKNOWN);
     }
     let mut engine = resume(STREAM);
     assert_eq!(engine.sample(0, None), None);
     assert_eq!(sample(&mut engine, 0, &near(100)), None);
     assert_eq!(sample(&mut engine, 1000, &near(200)), Some(None));
+}
+
+/// A path whose rate is known, as TCP under BBR and TCP that fills a queue tell it.
+fn measured(loss: f64, packets: u64) -> Metrics {
+    Metrics {
+        bandwidth: near(1).bandwidth,
+        ..path(600, loss, packets)
+    }
+}
+
+/// Two observations that agree, a second apart.
+fn observe_two(engine: &mut Engine, from_ms: u64, of: impl Fn(u64) -> Metrics) -> Option<Choice> {
+    assert_eq!(sample(engine, from_ms, &of(from_ms + 100)), None);
+    sample(engine, from_ms + 1000, &of(from_ms + 1100))
+}
+
+#[test]
+fn note_moving__tcp_that_does_well_is_left_in_the_next_pause() {
+    assert_eq!(CLASSES[..TCP_CLASSES], ["tcp", "tcp:bbr"]);
+    for does_well in [
+        &(|packets| measured(0.02, packets)) as &dyn Fn(u64) -> Metrics,
+        &|packets| path(600, 0.0, packets),
+    ] {
+        let mut engine = engine();
+        engine.note_moving(true);
+        assert_eq!(observe_two(&mut engine, 0, does_well), None);
+        assert_eq!(engine.decision().expect("decided").explanation.class, "graft:stream");
+        assert_eq!(sample(&mut engine, 5000, &does_well(9000)), None);
+        // Nothing new is told in a pause.
+        engine.note_moving(false);
+        let switch = engine.sample(6000 * MS, None).expect("a switch");
+        assert_eq!((switch.from, switch.to), (UNKNOWN, STREAM));
+    }
+}
+
+#[test]
+fn note_moving__other_tcp_is_left_at_once() {
+    for suffers in [
+        // BBR, on a path that loses too many; a window that losses shrink.
+        &(|packets| measured(0.08, packets)) as &dyn Fn(u64) -> Metrics,
+        &|packets| path(600, 0.02, packets),
+    ] {
+        let mut engine = engine();
+        engine.note_moving(true);
+        assert_eq!(observe_two(&mut engine, 0, suffers), Some(STREAM));
+    }
+    // A graft is, too: TCP is no better at waiting.
+    let mut engine = Engine::resume_by_model(None, DWELL, STREAM);
+    engine.note_moving(true);
+    assert_eq!(observe_two(&mut engine, 0, near), Some(None));
+}
+
+/// A path on which the model says `tcp:bbr`.
+fn campus(packets: u64) -> Metrics {
+    Metrics {
+        bandwidth: Some(Bandwidth {
+            rate: 16_000_000,
+            at_least: false,
+            error: 0.0,
+        }),
+        ..path(10, 0.02, packets)
+    }
+}
+
+#[test]
+fn note_moving__bbr_begins_at_once() {
+    let mut engine = engine();
+    assert_eq!(engine.begin(0, &near(1000)).map(|switch| switch.to), Some(None));
+    engine.succeeded();
+    engine.note_moving(true);
+    assert_eq!(observe_two(&mut engine, 10_000, campus), Some(UNKNOWN));
+    assert_eq!(CLASSES[1], "tcp:bbr");
 }
 
 proptest! {

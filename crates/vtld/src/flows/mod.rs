@@ -3,6 +3,7 @@
 //!
 //! - `peer.rs`: an association, its flows and carriers, and its status for commands.
 //! - `flow.rs`: moves the bytes of one flow.
+//! - `congestion.rs`: the congestion control of flows' own TCP connections.
 //! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
@@ -16,6 +17,7 @@
 
 mod budget;
 mod carrier;
+mod congestion;
 mod control;
 mod flow;
 mod grants;
@@ -450,7 +452,12 @@ impl Flows {
         }
         let account = self.budget.open(Network::of(key.peer));
         let must_be_judged = self.limits.identity.judges_first(key.opener);
-        let peer = Rc::new(Peer::new(key, account, !must_be_judged));
+        let peer = Rc::new(Peer::new(
+            key,
+            account,
+            !must_be_judged,
+            Arc::clone(self.broker.monitor()),
+        ));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))
