@@ -5,7 +5,8 @@
 //! comes of one of two sources:
 //! - a [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
 //!   What carriers are is the caller's matter: a [`Choice`] is the number of a condition;
-//! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one.
+//! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one. Grafts
+//!   that are not surely better than TCP are none.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back.
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Choice, nanos};
+use super::{Choice, TCP_CLASSES, UNKNOWN, nanos};
 use crate::{
     netmon::Metrics,
     profile::Profile,
-    select::{CLASSES, Explanation, Features, Selector},
+    select::{CLASSES, Explanation, Features, Selector, is_sure},
 };
 
 /// Minimum number of packets that a loss has to be of: fewer say nothing of a path that loses 2 %.
@@ -20,7 +20,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 const REMEMBERED: Duration = Duration::from_secs(300);
 
 /// Loss up to which TCP under BBR does well,
-const BBR_LOSS: f64 = 0.04;
+const BBR_LOSS: f64 = 0.08;
 /// and TCP whose rate may be that of a window that losses shrink.
 const WINDOW_LOSS: f64 = 0.001;
 
@@ -31,6 +31,8 @@ pub struct Decision {
     pub features: Features,
     /// The class, and why.
     pub explanation: Explanation,
+    /// The class is a graft that is not surely better than TCP ([`is_sure`]), so [`UNKNOWN`] is in its place.
+    pub is_unsure: bool,
 }
 
 /// What the figures of a path said at one time.
@@ -38,8 +40,15 @@ pub struct Decision {
 struct Observation {
     at_ns: u64,
     class: &'static str,
+    is_unsure: bool,
     /// Packets that the loss was of: figures of as many are not new ones.
     packets: u64,
+}
+
+impl Observation {
+    fn says_as(&self, other: &Self) -> bool {
+        (self.class, self.is_unsure) == (other.class, other.is_unsure)
+    }
 }
 
 /// Follows the figures of one path.
@@ -70,9 +79,8 @@ impl Model {
 
     /// Whether TCP does well enough to stay while bytes move: below [`BBR_LOSS`] where its rate is the path's, as under BBR.
     pub(super) fn tcp_does_well(&self) -> bool {
-        self.loss.is_some_and(|(loss, is_rate)| {
-            loss < WINDOW_LOSS || is_rate && loss < BBR_LOSS
-        })
+        self.loss
+            .is_some_and(|(loss, is_rate)| loss < WINDOW_LOSS || is_rate && loss < BBR_LOSS)
     }
 
     /// The classes that may be switched to, best first; empty before the first decision.
@@ -105,7 +113,7 @@ impl Model {
             return;
         };
         let agrees =
-            |last: Observation| last.class == seen.class && since(last.at_ns) <= nanos(FORGOTTEN);
+            |last: Observation| last.says_as(&seen) && since(last.at_ns) <= nanos(FORGOTTEN);
         if self.last.replace(seen).is_some_and(agrees) {
             self.decide(decision);
         }
@@ -126,14 +134,21 @@ impl Model {
         let is_enough = metrics.packets >= ENOUGH_PACKETS;
         (features.rtt_ms.is_some() && features.loss_percent.is_some() && is_enough).then(|| {
             let explanation = Selector::embedded().explain(&features);
+            let is_graft = !CLASSES[..TCP_CLASSES].contains(&explanation.class);
+            let rate = metrics
+                .bandwidth
+                .map(|bandwidth| bandwidth.rate as f64 / 1e6);
+            let is_unsure = is_graft && !is_sure(&features, rate);
             let seen = Observation {
                 at_ns: now_ns,
                 class: explanation.class,
+                is_unsure,
                 packets: metrics.packets,
             };
             let decision = Decision {
                 features,
                 explanation,
+                is_unsure,
             };
             (seen, decision)
         })
@@ -144,6 +159,11 @@ impl Model {
         let others = shares.iter().map(|(class, _)| *class);
         let ranked = [*class].into_iter().chain(others).chain([CLASSES[0]]);
         self.wanted.clear();
+        if decision.is_unsure {
+            self.wanted.push(UNKNOWN);
+            self.decision = Some(decision);
+            return;
+        }
         for class in ranked {
             let place = CLASSES.iter().position(|known| *known == class);
             let choice = place.filter(|place| *place > 0);

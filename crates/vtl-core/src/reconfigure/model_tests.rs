@@ -147,13 +147,19 @@ fn failed__each_class_has_its_turn() {
     let mut engine = engine();
     let first = engine.begin(0, &far(1000)).expect("a switch");
     let mut tried = vec![first.to];
+    let mut is_pending = true;
     for ms in (10_000..600_000).step_by(10_000) {
-        engine.failed(ms * MS);
-        tried.extend(sample(&mut engine, ms, &far(1000 + ms)));
+        if is_pending {
+            engine.failed(ms * MS);
+        }
+        let to = sample(&mut engine, ms, &far(1000 + ms));
+        is_pending = to.is_some();
+        tried.extend(to);
     }
     let decision = engine.decision().expect("decided");
     let shares = decision.explanation.shares.iter();
-    for (class, _) in shares.take_while(|(class, _)| *class != CLASSES[0]) {
+    // Up to what it goes by meanwhile.
+    for (class, _) in shares.take_while(|(class, _)| *class != CLASSES[1]) {
         let place = CLASSES.iter().position(|known| known == class);
         assert!(tried.contains(&place), "{class}: {tried:?}");
     }
@@ -227,7 +233,10 @@ fn note_moving__tcp_that_does_well_is_left_in_the_next_pause() {
         let mut engine = engine();
         engine.note_moving(true);
         assert_eq!(observe_two(&mut engine, 0, does_well), None);
-        assert_eq!(engine.decision().expect("decided").explanation.class, "graft:stream");
+        assert_eq!(
+            engine.decision().expect("decided").explanation.class,
+            "graft:stream"
+        );
         assert_eq!(sample(&mut engine, 5000, &does_well(9000)), None);
         // Nothing new is told in a pause.
         engine.note_moving(false);
@@ -240,7 +249,7 @@ fn note_moving__tcp_that_does_well_is_left_in_the_next_pause() {
 fn note_moving__other_tcp_is_left_at_once() {
     for suffers in [
         // BBR, on a path that loses too many; a window that losses shrink.
-        &(|packets| measured(0.08, packets)) as &dyn Fn(u64) -> Metrics,
+        &(|packets| measured(0.1, packets)) as &dyn Fn(u64) -> Metrics,
         &|packets| path(600, 0.02, packets),
     ] {
         let mut engine = engine();
@@ -253,7 +262,7 @@ fn note_moving__other_tcp_is_left_at_once() {
     assert_eq!(observe_two(&mut engine, 0, near), Some(None));
 }
 
-/// A path on which the model says `tcp:bbr`.
+/// A path onto which few packets fit.
 fn campus(packets: u64) -> Metrics {
     Metrics {
         bandwidth: Some(Bandwidth {
@@ -268,16 +277,22 @@ fn campus(packets: u64) -> Metrics {
 #[test]
 fn note_moving__bbr_begins_at_once() {
     let mut engine = engine();
-    assert_eq!(engine.begin(0, &near(1000)).map(|switch| switch.to), Some(None));
+    assert_eq!(
+        engine.begin(0, &near(1000)).map(|switch| switch.to),
+        Some(None)
+    );
     engine.succeeded();
     engine.note_moving(true);
     assert_eq!(observe_two(&mut engine, 10_000, campus), Some(UNKNOWN));
     assert_eq!(CLASSES[1], "tcp:bbr");
+    let decision = engine.decision().expect("decided");
+    assert_eq!(decision.explanation.class, "graft:stream");
+    assert!(decision.is_unsure, "so TCP in its place");
 }
 
 proptest! {
     /// Whatever the path does and whatever fails: no two switches within the dwell, what is unknown changes nothing, and
-    /// a switch leads to what the model has decided, unless that has failed.
+    /// a switch leads to what the model has decided, unless that has failed or is not sure.
     #[test]
     fn by_model__keeps_its_promises(
         samples in prop::collection::vec(
@@ -304,7 +319,10 @@ proptest! {
             prop_assert!(last.is_none_or(|last| now_ms - last >= 10_000));
             last = Some(now_ms);
             let class = CLASSES[switch.to.unwrap_or(0)];
-            let decided = engine.decision().map(|decision| decision.explanation.class);
+            let decided = engine.decision().map(|decision| match decision.is_unsure {
+                true => CLASSES[1],
+                false => decision.explanation.class,
+            });
             prop_assert!(has_failed || decided == Some(class));
             if fails {
                 has_failed = true;

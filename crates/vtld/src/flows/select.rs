@@ -322,6 +322,12 @@ impl Peer {
 fn short(decision: &Decision, current: &str) -> String {
     let features = &decision.features;
     let chosen = &decision.explanation;
+    if decision.is_unsure {
+        return format!(
+            "auto: {current}, as {} is not surely better where so few packets fit onto the path",
+            chosen.class
+        );
+    }
     let meanwhile = match current == chosen.class {
         true => String::new(),
         false => format!("; {current} until bytes pause and that can be had"),

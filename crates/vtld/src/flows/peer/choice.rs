@@ -16,11 +16,7 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{
-        Desired, Target,
-        flow::State,
-        select::Direction,
-    },
+    super::{Desired, Target, flow::State, select::Direction},
     Peer, counts,
 };
 use crate::hooker::Over;
