@@ -39,6 +39,8 @@ pub const CONTROL_CONNECTION: u32 = 0;
 pub const REQUIRES_CARRIER: u32 = 1 << 31;
 /// Flag in a flow's number: the carrier must be encrypted, too.
 pub const REQUIRES_ENCRYPTION: u32 = 1 << 30;
+/// Flag in a flow's number: as `bbr` in [`Frame::Prefer`], which comes round trips later. Part of the number for older hosts.
+pub const LETS_BBR: u32 = 1 << 29;
 
 const CHUNK: u8 = 1;
 const CONFIRM: u8 = 2;
@@ -148,6 +150,11 @@ impl FlowName {
     /// As [`FlowId::requires_carrier`].
     pub fn requires_carrier(self) -> bool {
         self.number & REQUIRES_CARRIER != 0
+    }
+
+    /// Whether BBR may take over the flow's TCP connection.
+    pub fn lets_bbr(self) -> bool {
+        self.number & LETS_BBR != 0
     }
 
     /// As [`FlowId::requires_encryption`].

@@ -48,7 +48,9 @@ use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
-    frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side},
+    frame::{
+        CONTROL_CONNECTION, FlowId, FlowName, LETS_BBR, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side,
+    },
 };
 
 use crate::{
@@ -180,6 +182,7 @@ impl Names {
         let names = latest.entry((local, peer)).or_default();
         let found = names.iter().position(|(known, _)| *known == desired);
         let encrypted = desired.encrypted;
+        let is_auto = desired.auto.is_some();
         let index = found.unwrap_or_else(|| {
             let name = FlowName {
                 // Truncated on purpose.
@@ -192,8 +195,11 @@ impl Names {
         let name = &mut names[index].1;
         name.number += 1;
         let mut name = *name;
-        if name.number == REQUIRES_ENCRYPTION - 1 {
+        if name.number == LETS_BBR - 1 {
             names.swap_remove(index);
+        }
+        if is_auto {
+            name.number |= LETS_BBR;
         }
         if required {
             name.number |= REQUIRES_CARRIER;
@@ -406,6 +412,10 @@ impl Flows {
         let Some(peer) = peer else {
             return self.hooker.carry(app, flow.peer, Some(guard));
         };
+        if name.lets_bbr() {
+            peer.note_lets_bbr();
+            self.follow_preferred_control(&peer);
+        }
         let id = FlowId {
             opener: Side::Peer,
             number: name.number,

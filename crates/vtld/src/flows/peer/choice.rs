@@ -56,6 +56,8 @@ pub(super) struct Choice {
     /// it has opened the association.
     bbr: Cell<bool>,
     prefers_bbr: Cell<bool>,
+    /// Whether the peer has let BBR take over flows by their names, which says nothing once it has said more.
+    lets_bbr: Cell<bool>,
     /// Whether the peer has asked for figures of the path.
     asked: Cell<bool>,
     /// Bytes sent and received by flows that have ended, older ones counting half as much with each.
@@ -361,7 +363,14 @@ impl Peer {
     /// Forgets what the peer wants besides a carrier: over another control connection it may be one that knows nothing of it.
     pub(in super::super) fn forget_wants(&self) {
         self.choice.asked.set(false);
-        self.choice.prefers_bbr.set(false);
+        self.choice.prefers_bbr.set(self.choice.lets_bbr.get());
+    }
+
+    /// Notes that the peer lets BBR take over flows, by the name of one, unless it has said something of it already.
+    pub(in super::super) fn note_lets_bbr(&self) {
+        if !self.choice.lets_bbr.replace(true) {
+            self.choice.prefers_bbr.set(true);
+        }
     }
 
     /// Whether the peer, which has opened the association, wants the flows' TCP connections to be under BBR.
