@@ -240,6 +240,18 @@ fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
     until("BBR", || has_bbr(&transfer));
     transfer.goes_by("tcp", "auto: graft:stream for rtt");
     assert_eq!(transfer.chosen()["carrier"], "tcp:bbr");
+    let socket = transfer.world.socket(Host::Client);
+    let id = transfer.flows(Host::Client)[0]["id"].to_string();
+    let socket = ["--socket", socket.to_str().expect("UTF-8")];
+    let explain = ["select", "explain", "--flow", &id];
+    let mut command = (transfer.world).vtl(Host::Client, &[&socket[..], &explain].concat());
+    let output = command.output().expect("vtl runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.starts_with("graft:stream\n"),
+        "{said}{}",
+        words(&output)
+    );
     // The connection's own control again, and BBR at once, as the path is known to lose packets.
     transfer.world.select(&["off"]);
     until("CUBIC", || !has_bbr(&transfer));

@@ -6,13 +6,19 @@ use std::{
     ffi::OsString,
     net::TcpStream,
     sync::OnceLock,
+    time::Duration,
 };
 
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt,
 };
 
-use crate::netmon;
+use crate::{netmon, option::tcp_rtt};
+
+/// How often a connection that begins is looked at: in a round trip, at most, and in all. Later its writes are enough.
+const LOOKS: u32 = 4;
+const LEAST: Duration = Duration::from_millis(2);
+const ALL_LOOKS: u32 = 64;
 
 /// The kernel's name of BBR.
 const BBR: &str = "bbr";
@@ -40,6 +46,14 @@ impl Congestion {
             tracing::debug!(%error, "flows: BBR stays the congestion control");
         }
         true
+    }
+
+    /// Time until the connection is to be looked at again, after so many looks; `None`: no more. A loss takes a third of the window
+    /// within a round trip, and what BBR begins with is what is left of it.
+    pub(super) fn next_look(&self, tcp: &TcpStream, looks: u32) -> Option<Duration> {
+        let goes_on = looks < ALL_LOOKS && self.own.borrow().is_none();
+        let rtt = tcp_rtt(tcp).filter(|_| goes_on)?;
+        Some((rtt / LOOKS).max(LEAST))
     }
 
     /// Has BBR take over if it may and the path loses packets. Returns whether it does so now.

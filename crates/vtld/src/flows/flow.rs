@@ -2,7 +2,9 @@
 
 use std::{
     cell::{Cell, RefCell},
+    convert::Infallible,
     fs,
+    future::pending,
     io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
@@ -341,6 +343,7 @@ impl Mover<'_> {
             Some(Err(reset)) = parts.next() => return Err(reset),
         }
         self.state.is_connected.set(true);
+        parts.push(Box::pin(async { match self.watch_start().await {} }));
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
@@ -351,6 +354,25 @@ impl Mover<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Looks for losses while the TCP connection begins.
+    async fn watch_start(&self) -> Infallible {
+        let tcp = self.ends.tcp.get_ref();
+        let mut looks = 0;
+        while let Some(pause) = self.state.congestion.next_look(tcp, looks) {
+            sleep(pause).await;
+            self.watch_losses();
+            looks += 1;
+        }
+        pending().await
+    }
+
+    /// Has BBR take over the TCP connection if it may and the path loses packets.
+    fn watch_losses(&self) {
+        if self.state.congestion.watch(self.ends.tcp.get_ref()) {
+            self.state.watch.borrow_mut().forget_control();
+        }
     }
 
     /// Applies `change` to the flow; queues the control frames that result.
@@ -502,9 +524,7 @@ impl Mover<'_> {
                     let n = written.map_err(Reset::Tcp)?;
                     self.with(|flow| sent(flow, chunk.bytes.slice(..n), chunk.urgent && n == chunk.bytes.len()))?;
                     forget(n);
-                    if self.state.congestion.watch(self.ends.tcp.get_ref()) {
-                        self.state.watch.borrow_mut().forget_control();
-                    }
+                    self.watch_losses();
                 }
             }
             return Ok(());
