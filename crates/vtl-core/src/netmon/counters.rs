@@ -54,6 +54,12 @@ impl Counters {
 const OVERFLOWS: u32 = 100;
 
 impl Counters {
+    /// Whether the queue is so long that it may overflow: then what is lost says nothing of the path, and the link is busy.
+    pub fn may_overflow(&self) -> bool {
+        let times = self.rtt.zip(self.min_rtt.filter(|min| !min.is_zero()));
+        times.is_some_and(|(rtt, min)| rtt.saturating_sub(min) > min * 3 / 4 + LATE)
+    }
+
     /// Whether the path itself loses packets, as far as one connection can tell: some were lost, and either no queue stands
     /// that may have overflowed, or they are more than that explains.
     pub fn is_lossy(&self) -> bool {

@@ -566,10 +566,17 @@ fn is_lossy__by_losses_that_no_queue_explains() {
     ] {
         assert_eq!(is_lossy(rtt, sent, lost), wanted, "{rtt} {sent} {lost}");
     }
+    let full = |rtt| Counters {
+        rtt: Some(ms(rtt)),
+        min_rtt: Some(ms(100)),
+        ..Counters::default()
+    };
+    assert!(!full(175).may_overflow() && full(176).may_overflow());
     let unknown = Counters {
         sent: 1000,
         lost: 1,
         ..Counters::default()
     };
+    assert!(!unknown.may_overflow());
     assert!(unknown.is_lossy());
 }

@@ -19,10 +19,8 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// choice of one must not take its reason away.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
-/// Loss up to which TCP under BBR does well,
+/// Loss up to which TCP that BBR takes over does well.
 const BBR_LOSS: f64 = 0.08;
-/// and TCP whose rate may be that of a window that losses shrink.
-const WINDOW_LOSS: f64 = 0.001;
 
 /// What a model has decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,8 +59,8 @@ pub(super) struct Model {
     /// The classes, best first, up to the default.
     wanted: Vec<Choice>,
     decision: Option<Decision>,
-    /// The loss told last, and whether with a rate that is the path's.
-    loss: Option<(f64, bool)>,
+    /// The loss told last.
+    loss: Option<f64>,
 }
 
 impl Model {
@@ -77,10 +75,9 @@ impl Model {
         }
     }
 
-    /// Whether TCP does well enough to stay while bytes move: below [`BBR_LOSS`] where its rate is the path's, as under BBR.
+    /// Whether TCP does well enough to stay while bytes move.
     pub(super) fn tcp_does_well(&self) -> bool {
-        self.loss
-            .is_some_and(|(loss, is_rate)| loss < WINDOW_LOSS || is_rate && loss < BBR_LOSS)
+        self.loss.is_some_and(|loss| loss < BBR_LOSS)
     }
 
     /// The classes that may be switched to, best first; empty before the first decision.
@@ -123,7 +120,7 @@ impl Model {
     fn read(&mut self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
         let mut features = Features::new(metrics, self.profile);
         if let Some(loss) = features.loss_percent {
-            self.loss = Some((loss / 100.0, features.rate_mbit.is_some()));
+            self.loss = Some(loss / 100.0);
         }
         if let Some(rate) = features.rate_mbit {
             self.rate = Some((now_ns, rate));

@@ -13,6 +13,8 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt,
 };
 
+use vtl_core::netmon::Counters;
+
 use crate::{netmon, option::tcp_rtt};
 
 /// How often a connection that begins is looked at: in a round trip, at most, and in all. Later its writes are enough.
@@ -30,6 +32,8 @@ pub(super) struct Congestion {
     may_be_bbr: Cell<bool>,
     /// The connection's own control, while BBR has taken over.
     own: RefCell<Option<OsString>>,
+    /// Packets sent and lost when a queue may have overflowed last: what was lost until then says nothing.
+    overflown: Cell<(u32, u32)>,
 }
 
 impl Congestion {
@@ -48,6 +52,24 @@ impl Congestion {
         true
     }
 
+    /// Whether the path itself loses packets.
+    fn is_lossy(&self, tcp: &TcpStream) -> bool {
+        let Some(counters) = netmon::losses(tcp) else {
+            return false;
+        };
+        if counters.may_overflow() {
+            self.overflown.set((counters.sent, counters.lost));
+            return false;
+        }
+        let (sent, lost) = self.overflown.get();
+        let since = Counters {
+            sent: counters.sent.wrapping_sub(sent),
+            lost: counters.lost.wrapping_sub(lost),
+            ..counters
+        };
+        since.is_lossy()
+    }
+
     /// Time until the connection is to be looked at again, after so many looks; `None`: no more. A loss takes a third of the window
     /// within a round trip, and what BBR begins with is what is left of it.
     pub(super) fn next_look(&self, tcp: &TcpStream, looks: u32) -> Option<Duration> {
@@ -59,7 +81,7 @@ impl Congestion {
     /// Has BBR take over if it may and the path loses packets. Returns whether it does so now.
     pub(super) fn watch(&self, tcp: &TcpStream) -> bool {
         let may_begin = self.may_be_bbr.get() && self.own.borrow().is_none();
-        if !may_begin || !netmon::is_lossy(tcp) {
+        if !may_begin || !self.is_lossy(tcp) {
             return false;
         }
         if !has_bbr() {

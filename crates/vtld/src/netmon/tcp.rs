@@ -144,20 +144,17 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
     }
 }
 
-/// Whether the path of a connection loses packets, by what it has counted itself; one system call.
-pub(crate) fn is_lossy(connection: &TcpStream) -> bool {
-    let Ok(info) = option::tcp_info(connection) else {
-        return false;
-    };
+/// What a connection has sent and lost, and its round trips; one system call.
+pub(crate) fn losses(connection: &TcpStream) -> Option<Counters> {
+    let info = option::tcp_info(connection).ok()?;
     let path = path_of(&info);
-    let counters = Counters {
+    Some(Counters {
         rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
         min_rtt: min_rtt(&info),
         sent: path.sent as u32,
         lost: path.lost as u32,
         ..Counters::default()
-    };
-    counters.is_lossy()
+    })
 }
 
 /// Returns what reads the counters of an MPTCP connection: those of its first subflow.
