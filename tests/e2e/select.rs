@@ -7,11 +7,14 @@ use serde_json::Value;
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, Spoken, World, payload, python3, same, until, url, words};
+use crate::harness::{PORT, Process, Spoken, World, payload, python3, same, until, url, words};
 
-/// A long link that loses packets, and a short one that does not: the model says `graft:stream` and `tcp`.
+/// A long link that loses packets, more than BBR is left alone with, and a short one that does not: the model says
+/// `graft:stream` and `tcp`.
 const FAR_MS: f64 = 300.0;
-const LOSS_PCT: f64 = 2.0;
+const LOSS_PCT: f64 = 10.0;
+/// Loss at which TCP under BBR is left in a pause only.
+const LITTLE_PCT: f64 = 2.0;
 const NEAR_MS: f64 = 5.0;
 /// Mbit/s: slow enough for what is to happen in the middle.
 const CRAWL: f64 = 8.0;
@@ -59,6 +62,13 @@ impl World {
         assert!(server.line().contains("9000"));
         self.hook_port(9000);
         server
+    }
+
+    /// The congestion controls of the server's connections to the client's daemon: flows and control connections.
+    fn controls(&self) -> Vec<String> {
+        let connections = self.testbed.congestion_controls(Host::Server).expect("ss");
+        let of_flows = connections.into_iter().filter(|c| c.local.port() == PORT);
+        of_flows.map(|c| c.name).collect()
     }
 
     /// curl with the carrier `auto`.
@@ -204,13 +214,54 @@ fn select__over_a_short_clean_path_it_stays() {
         assert!(transfer.process.ended().is_none(), "it has ended before");
         transfer.chosen()["explanation"].is_string()
     });
-    transfer.goes_by("tcp", "auto: tcp");
+    transfer.goes_by("tcp", "auto: tcp for");
     transfer.goes_on(1 << 20);
-    transfer.goes_by("tcp", "auto: tcp");
-    let chosen = transfer.chosen();
-    assert_eq!(chosen["carrier"], "tcp", "{chosen}");
+    transfer.goes_by("tcp", "auto: tcp for");
     let world = transfer.ends();
     assert_eq!(world.sum(Host::Client, "bytes_received"), 0, "no carrier");
+}
+
+/// The hosts' TCP is CUBIC, and nothing is known of the path: BBR takes over the server's end once packets are lost. The
+/// graft that the model chooses has to wait for a pause.
+#[test]
+fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
+    let link = Link {
+        loss_pct: LITTLE_PCT,
+        ..far()
+    };
+    let Some(world) = World::new("select-bbr", &link) else {
+        return;
+    };
+    for host in [Host::Client, Host::Server] {
+        world.testbed.tune_tcp(host, "cubic").expect("tuned");
+    }
+    let mut transfer = Transfer::download(world);
+    let has_bbr = |transfer: &Transfer| transfer.world.controls().iter().any(|of| of == "bbr");
+    until("BBR", || has_bbr(&transfer));
+    transfer.goes_by("tcp", "auto: graft:stream for rtt");
+    assert_eq!(transfer.chosen()["carrier"], "tcp:bbr");
+    let socket = transfer.world.socket(Host::Client);
+    let id = transfer.flows(Host::Client)[0]["id"].to_string();
+    let socket = ["--socket", socket.to_str().expect("UTF-8")];
+    let explain = ["select", "explain", "--flow", &id];
+    let mut command = (transfer.world).vtl(Host::Client, &[&socket[..], &explain].concat());
+    let output = command.output().expect("vtl runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.starts_with("graft:stream\n"),
+        "{said}{}",
+        words(&output)
+    );
+    // The connection's own control again, and BBR at once, as the path is known to lose packets.
+    transfer.world.select(&["off"]);
+    until("CUBIC", || !has_bbr(&transfer));
+    transfer.world.select(&["on"]);
+    until("BBR again", || has_bbr(&transfer));
+    assert_eq!(transfer.world.sum(Host::Client, "bytes_received"), 0);
+    let world = transfer.ends();
+    until("the graft", || {
+        world.selected()["paths"][0]["carrier"] == "graft:stream"
+    });
 }
 
 /// The kill switch: what runs and what is new goes by TCP, also after a restart.
@@ -267,7 +318,7 @@ fn select__a_path_that_turns_bad_and_a_known_one() {
     until("a decision", || {
         transfer.chosen()["explanation"].is_string()
     });
-    assert_eq!(transfer.chosen()["carrier"], "tcp");
+    transfer.goes_by("tcp", "auto: tcp for");
     transfer.world.testbed.set(&far()).expect("set");
     transfer.goes_by("graft", "auto: graft:stream");
     transfer.goes_on(200_000);

@@ -5,7 +5,8 @@
 //! comes of one of two sources:
 //! - a [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
 //!   What carriers are is the caller's matter: a [`Choice`] is the number of a condition;
-//! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one.
+//! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one. Grafts
+//!   that are not surely better than TCP are none.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back.
 
@@ -25,6 +26,11 @@ use model::Model;
 pub const MAX_CONDITIONS: usize = 8;
 /// Default of [`Plan::dwell`].
 pub const DEFAULT_DWELL: Duration = Duration::from_secs(10);
+/// By a model: what a path of which nothing is known begins with, a place among [`CLASSES`]. Under BBR a transfer suffers
+/// least until something is known.
+pub const UNKNOWN: Choice = Some(1);
+/// How many of [`CLASSES`] are TCP, the first ones.
+const TCP_CLASSES: usize = 2;
 /// How often the wait after a failure is doubled at most.
 const MAX_DOUBLED: u32 = 5;
 
@@ -82,6 +88,8 @@ pub struct Engine {
     switched_ns: Option<u64>,
     /// The last switch is still being made.
     is_pending: bool,
+    /// The connections have bytes under way.
+    is_moving: bool,
 }
 
 impl Engine {
@@ -98,6 +106,7 @@ impl Engine {
             former: None,
             switched_ns: None,
             is_pending: false,
+            is_moving: false,
         }
     }
 
@@ -111,21 +120,24 @@ impl Engine {
         engine
     }
 
-    /// Begins with the first of [`CLASSES`], and follows the model that comes with VTL. `profile`: of the applications,
-    /// if it is known; `dwell`: as [`Plan::dwell`].
+    /// Begins with [`UNKNOWN`], and follows the model that comes with VTL. `profile`: of the applications, if it is known;
+    /// `dwell`: as [`Plan::dwell`].
     pub fn by_model(profile: Option<Profile>, dwell: Duration) -> Self {
         let conditions = Vec::new();
         Self {
             model: Some(Model::new(profile)),
             failures: vec![Failures::default(); CLASSES.len() + 1],
+            current: UNKNOWN,
             ..Self::new(Plan { conditions, dwell })
         }
     }
 
-    /// The same beginning with a choice made before, which stays until the model has decided otherwise.
+    /// The same beginning with a choice made before, which stays until the model has decided otherwise. `None` and what is
+    /// none of [`CLASSES`]: [`UNKNOWN`].
     pub fn resume_by_model(profile: Option<Profile>, dwell: Duration, choice: Choice) -> Self {
+        let known = choice.filter(|place| (1..CLASSES.len()).contains(place));
         Self {
-            current: choice.filter(|place| (1..CLASSES.len()).contains(place)),
+            current: known.or(UNKNOWN),
             ..Self::by_model(profile, dwell)
         }
     }
@@ -141,6 +153,11 @@ impl Engine {
     /// What the model has decided last, and by what; `None`: nothing yet, or there is no model.
     pub fn decision(&self) -> Option<&Decision> {
         self.model.as_ref()?.decision()
+    }
+
+    /// Notes whether the connections have bytes under way: then a model leaves TCP that does well for the next pause.
+    pub fn note_moving(&mut self, is_moving: bool) {
+        self.is_moving = is_moving;
     }
 
     /// What decides.
@@ -172,13 +189,21 @@ impl Engine {
         self.turn(now_ns)
     }
 
+    /// Whether the connections stay on TCP while bytes move: a change in the middle costs more than it wins. BBR may begin
+    /// at any time.
+    fn stays(&self, choice: Choice) -> bool {
+        let is_tcp = self.current.is_none_or(|place| place < TCP_CLASSES);
+        let does_well = |model: &Model| model.tcp_does_well();
+        self.is_moving && is_tcp && choice != UNKNOWN && self.model.as_ref().is_some_and(does_well)
+    }
+
     /// Switches to what is wanted, unless it is too early.
     fn turn(&mut self, now_ns: u64) -> Option<Switch> {
         let dwell_ns = nanos(self.plan.dwell);
         let is_early = |then_ns| now_ns.saturating_sub(then_ns) < dwell_ns;
         let choice = self.choice(now_ns);
         let must_wait = self.is_pending || self.switched_ns.is_some_and(is_early);
-        if choice == self.current || must_wait {
+        if choice == self.current || must_wait || self.stays(choice) {
             return None;
         }
         self.is_pending = true;
@@ -233,9 +258,9 @@ impl Engine {
         is_new
     }
 
-    /// Notes that the model's choice works no longer, so that the connections go by the first class. As a failure.
+    /// Notes that the model's choice works no longer, so that the connections go by [`UNKNOWN`]. As a failure.
     pub fn lost(&mut self, now_ns: u64) {
-        self.former = None;
+        self.former = UNKNOWN;
         self.failed(now_ns);
     }
 

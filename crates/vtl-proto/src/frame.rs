@@ -39,6 +39,8 @@ pub const CONTROL_CONNECTION: u32 = 0;
 pub const REQUIRES_CARRIER: u32 = 1 << 31;
 /// Flag in a flow's number: the carrier must be encrypted, too.
 pub const REQUIRES_ENCRYPTION: u32 = 1 << 30;
+/// Flag in a flow's number: as `bbr` in [`Frame::Prefer`], which comes round trips later. Part of the number for older hosts.
+pub const LETS_BBR: u32 = 1 << 29;
 
 const CHUNK: u8 = 1;
 const CONFIRM: u8 = 2;
@@ -61,7 +63,7 @@ const MAGIC: &[u8; 4] = b"VTL2";
 const TLS: u64 = 1 << 40;
 /// Flag in HELLO's offset: the frame is PREFER.
 const PREFERS: u64 = 1 << 41;
-/// Flag in PREFER's offset: the flows' TCP connections are to be sent under BBR.
+/// Flag in PREFER's offset: BBR is to take over the flows' TCP connections.
 const BBR: u64 = 1 << 42;
 /// Flag in PREFER's offset: the sender asks for FIGURES.
 const ASKS: u64 = 1 << 43;
@@ -148,6 +150,11 @@ impl FlowName {
     /// As [`FlowId::requires_carrier`].
     pub fn requires_carrier(self) -> bool {
         self.number & REQUIRES_CARRIER != 0
+    }
+
+    /// Whether BBR may take over the flow's TCP connection.
+    pub fn lets_bbr(self) -> bool {
+        self.number & LETS_BBR != 0
     }
 
     /// As [`FlowId::requires_encryption`].
@@ -292,7 +299,8 @@ pub enum Frame<'a> {
         carrier: CarrierId,
         /// The association's tag.
         tag: u32,
-        /// TCP connections of the flows are to be sent under BBR, where the kernel has it. Older hosts ignore it.
+        /// BBR is to take over TCP connections of the flows once the path loses packets, where the kernel has it. Older
+        /// hosts do so at once, or ignore it.
         bbr: bool,
         /// The sender asks for FIGURES. Older hosts ignore it.
         asks: bool,

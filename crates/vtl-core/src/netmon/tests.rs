@@ -540,3 +540,43 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn is_lossy__by_losses_that_no_queue_explains() {
+    let is_lossy = |rtt, sent, lost| {
+        let counters = Counters {
+            rtt: Some(ms(rtt)),
+            min_rtt: Some(ms(100)),
+            sent,
+            lost,
+            ..Counters::default()
+        };
+        counters.is_lossy()
+    };
+    for (rtt, sent, lost, wanted) in [
+        (100, 1000, 0, false),
+        (110, 1000, 1, true),
+        // A window that grows until the queue overflows.
+        (190, 1000, 1, false),
+        (190, 1000, 9, false),
+        (190, 1000, 10, true),
+        (190, 60, 1, true),
+        // Late and not lost.
+        (100, 1000, u32::MAX, false),
+    ] {
+        assert_eq!(is_lossy(rtt, sent, lost), wanted, "{rtt} {sent} {lost}");
+    }
+    let full = |rtt| Counters {
+        rtt: Some(ms(rtt)),
+        min_rtt: Some(ms(100)),
+        ..Counters::default()
+    };
+    assert!(!full(175).may_overflow() && full(176).may_overflow());
+    let unknown = Counters {
+        sent: 1000,
+        lost: 1,
+        ..Counters::default()
+    };
+    assert!(!unknown.may_overflow());
+    assert!(unknown.is_lossy());
+}

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::{Choice, nanos};
+use super::{Choice, TCP_CLASSES, UNKNOWN, nanos};
 use crate::{
     netmon::Metrics,
     profile::Profile,
-    select::{CLASSES, Explanation, Features, Selector},
+    select::{CLASSES, Explanation, Features, Selector, is_sure},
 };
 
 /// Minimum number of packets that a loss has to be of: fewer say nothing of a path that loses 2 %.
@@ -19,6 +19,9 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// choice of one must not take its reason away.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
+/// Loss up to which TCP that BBR takes over does well.
+const BBR_LOSS: f64 = 0.08;
+
 /// What a model has decided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
@@ -26,6 +29,8 @@ pub struct Decision {
     pub features: Features,
     /// The class, and why.
     pub explanation: Explanation,
+    /// The class is a graft that is not surely better than TCP ([`is_sure`]), so [`UNKNOWN`] is in its place.
+    pub is_unsure: bool,
 }
 
 /// What the figures of a path said at one time.
@@ -33,8 +38,15 @@ pub struct Decision {
 struct Observation {
     at_ns: u64,
     class: &'static str,
+    is_unsure: bool,
     /// Packets that the loss was of: figures of as many are not new ones.
     packets: u64,
+}
+
+impl Observation {
+    fn says_as(&self, other: &Self) -> bool {
+        (self.class, self.is_unsure) == (other.class, other.is_unsure)
+    }
 }
 
 /// Follows the figures of one path.
@@ -47,6 +59,8 @@ pub(super) struct Model {
     /// The classes, best first, up to the default.
     wanted: Vec<Choice>,
     decision: Option<Decision>,
+    /// The loss told last.
+    loss: Option<f64>,
 }
 
 impl Model {
@@ -57,7 +71,13 @@ impl Model {
             rate: None,
             wanted: Vec::new(),
             decision: None,
+            loss: None,
         }
+    }
+
+    /// Whether TCP does well enough to stay while bytes move.
+    pub(super) fn tcp_does_well(&self) -> bool {
+        self.loss.is_some_and(|loss| loss < BBR_LOSS)
     }
 
     /// The classes that may be switched to, best first; empty before the first decision.
@@ -90,7 +110,7 @@ impl Model {
             return;
         };
         let agrees =
-            |last: Observation| last.class == seen.class && since(last.at_ns) <= nanos(FORGOTTEN);
+            |last: Observation| last.says_as(&seen) && since(last.at_ns) <= nanos(FORGOTTEN);
         if self.last.replace(seen).is_some_and(agrees) {
             self.decide(decision);
         }
@@ -99,6 +119,9 @@ impl Model {
     /// What the figures say; `None`: too little is known.
     fn read(&mut self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
         let mut features = Features::new(metrics, self.profile);
+        if let Some(loss) = features.loss_percent {
+            self.loss = Some(loss / 100.0);
+        }
         if let Some(rate) = features.rate_mbit {
             self.rate = Some((now_ns, rate));
         }
@@ -108,14 +131,21 @@ impl Model {
         let is_enough = metrics.packets >= ENOUGH_PACKETS;
         (features.rtt_ms.is_some() && features.loss_percent.is_some() && is_enough).then(|| {
             let explanation = Selector::embedded().explain(&features);
+            let is_graft = !CLASSES[..TCP_CLASSES].contains(&explanation.class);
+            let rate = metrics
+                .bandwidth
+                .map(|bandwidth| bandwidth.rate as f64 / 1e6);
+            let is_unsure = is_graft && !is_sure(&features, rate);
             let seen = Observation {
                 at_ns: now_ns,
                 class: explanation.class,
+                is_unsure,
                 packets: metrics.packets,
             };
             let decision = Decision {
                 features,
                 explanation,
+                is_unsure,
             };
             (seen, decision)
         })
@@ -126,6 +156,11 @@ impl Model {
         let others = shares.iter().map(|(class, _)| *class);
         let ranked = [*class].into_iter().chain(others).chain([CLASSES[0]]);
         self.wanted.clear();
+        if decision.is_unsure {
+            self.wanted.push(UNKNOWN);
+            self.decision = Some(decision);
+            return;
+        }
         for class in ranked {
             let place = CLASSES.iter().position(|known| *known == class);
             let choice = place.filter(|place| *place > 0);

@@ -2,12 +2,14 @@
 //! go in, a carrier comes out. Training and choosing compute features by the same code, which is here.
 
 mod choice;
+mod sure;
 
 use vtl_tree::{Attribute, Value};
 
 use crate::{netmon::Metrics, profile::Profile};
 
 pub use choice::{EMBEDDED, Error, Explanation, Selector, Step};
+pub use sure::is_sure;
 
 /// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
 /// system has it.

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 use vtl_cli::daemon::{self, SocketArgs};
 use vtl_cli::units;
-use vtl_control::{PathReport, PathStatus, Request};
+use vtl_control::{FlowStatus, PathReport, PathStatus, Request, SelectStatus};
 use vtl_core::profile::Profile;
-use vtl_core::select::{CLASSES, Explanation, Features, Selector};
+use vtl_core::select::{CLASSES, Explanation, Features, Selector, is_sure};
 use vtl_link::{Link, LossModel};
 
 use super::campaign::{Figure, LIMIT, LOADS, LinkId, Load};
@@ -21,12 +21,20 @@ use super::rows::{BURST_PACKETS, LOSS_PERCENT, RATE_MBIT, RTT_MS};
 use super::{measure, model};
 use crate::bench::plan::size;
 
+/// What the reason of connections begins with that the model has chosen for, and a class that is a graft.
+const AUTO: &str = "auto: ";
+const GRAFT: &str = "graft:";
+
 /// Arguments of `vtl select explain`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// The path to this host, by what the daemon knows of it (vtl path show): of the direction in which this host sends
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["rtt", "loss", "burst", "rate"])]
     path: Option<IpAddr>,
+    /// The path of this connection of the carrier auto (vtl flow list), by what it was chosen by
+    #[arg(long, value_name = "ID",
+        conflicts_with_all = ["path", "profile", "rtt", "loss", "burst", "rate"])]
+    flow: Option<u64>,
     /// Round-trip time of the path without queues, milliseconds
     #[arg(long, value_name = "MS", value_parser = units::milliseconds)]
     rtt: Option<f64>,
@@ -39,6 +47,9 @@ pub(crate) struct ExplainArgs {
     /// Rate of the path, Mbit/s
     #[arg(long, value_name = "MBIT", value_parser = units::mbit_per_second)]
     rate: Option<f64>,
+    /// A lower bound of the rate, where that is unknown.
+    #[arg(skip)]
+    at_least: Option<f64>,
     /// What the application wants: time-sensitive, time-and-loss-sensitive, loss-sensitive or insensitive
     #[arg(long, value_name = "PROFILE")]
     profile: Option<Profile>,
@@ -59,6 +70,8 @@ struct Report {
     chosen: &'static str,
     /// Why it is the default and the tree was not asked.
     default_because: Option<String>,
+    /// Whether it is a graft that is not surely better on such a path, so that connections of auto stay on TCP.
+    stays_on_tcp: bool,
     path: Vec<Test>,
     /// Of what all carriers won over the worst in such cases of the training, the share of each.
     shares: Vec<Share>,
@@ -102,14 +115,21 @@ struct Alternative {
 
 /// Runs `vtl select explain`.
 pub(super) fn run(args: &ExplainArgs, socket: &SocketArgs) -> Result<()> {
-    let report = match args.path {
-        Some(peer) => {
+    let report = match (args.path, args.flow) {
+        (Some(peer), _) => {
             let of = daemon::ask(&socket.socket, |daemon| {
                 daemon.call::<PathReport>(&Request::PathShow { peer })
             })?;
             args.of_path(&of.path).report()?
         }
-        None => args.report()?,
+        (None, Some(id)) => {
+            let flow: FlowStatus = daemon::ask(&socket.socket, |daemon| {
+                daemon.call(&Request::FlowShow { id })
+            })?;
+            let selected = daemon::ask(&socket.socket, vtl_control::Client::selected)?;
+            args.of_flow(&flow, &selected)?.report()?
+        }
+        (None, None) => args.report()?,
     };
     super::show(&report, args.json, Report::text)
 }
@@ -123,8 +143,41 @@ impl ExplainArgs {
             loss: path.clear_loss_pct.or(path.loss_pct),
             burst: path.loss_burst,
             rate: path.bandwidth_mbit.filter(|_| is_measured),
+            at_least: path.bandwidth_mbit,
             ..self.clone()
         }
+    }
+
+    /// The same with the figures of a connection's path.
+    ///
+    /// # Errors
+    /// None are chosen for its host, as it has another carrier, or nothing is known.
+    fn of_flow(&self, flow: &FlowStatus, selected: &SelectStatus) -> Result<Self> {
+        let (id, peer) = (flow.id, flow.peer.ip());
+        ensure!(
+            flow.why.starts_with(AUTO),
+            "the model has not chosen what connection {id} goes by: {}: vtl flow show {id}",
+            flow.why
+        );
+        let of_peer = selected.paths.iter().filter(|path| path.peer == peer);
+        // Associations are by profile, and a connection's may be known better by now.
+        let chosen =
+            of_peer.max_by_key(|path| (path.why == flow.why, path.profile == flow.profile));
+        let known = chosen.filter(|path| path.min_rtt_ms.is_some());
+        let known = known.with_context(|| {
+            format!("too little is known of the path to {peer} yet: vtl select status")
+        })?;
+        let is_measured = known.rate_at_least == Some(false);
+        Ok(Self {
+            path: Some(peer),
+            rtt: known.min_rtt_ms,
+            loss: known.loss_pct,
+            burst: known.loss_burst,
+            rate: known.rate_mbit.filter(|_| is_measured),
+            at_least: known.rate_mbit,
+            profile: known.profile.as_ref().and_then(|name| name.parse().ok()),
+            ..self.clone()
+        })
     }
 
     /// Whether what was told is what simulations are for.
@@ -159,6 +212,7 @@ impl ExplainArgs {
         Ok(Report {
             chosen: class,
             default_because,
+            stays_on_tcp: class.starts_with(GRAFT) && !is_sure(&told, self.at_least),
             path: path.into_iter().map(test).collect(),
             shares: shares.into_iter().map(share).collect(),
             alternatives,
@@ -271,6 +325,9 @@ impl Report {
             }
             None => self.path_text(&mut out),
         }
+        if self.stays_on_tcp {
+            out += "Connections of auto stay on tcp:bbr: so few packets fit onto the path that a graft is not surely better.\n";
+        }
         out.push('\n');
         if self.alternatives.is_empty() {
             out += match self.of_path {
@@ -371,10 +428,12 @@ mod tests {
     fn far() -> ExplainArgs {
         ExplainArgs {
             path: None,
+            flow: None,
             rtt: Some(600.0),
             loss: Some(2.0),
             burst: None,
             rate: Some(10.0),
+            at_least: None,
             profile: Some(Profile::LossSensitive),
             size: Some(1 << 20),
             model: None,

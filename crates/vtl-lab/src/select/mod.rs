@@ -35,6 +35,7 @@ use self::train::TrainArgs;
 pub(crate) enum SelectCommand {
     #[command(about = lab::EXPLAIN, after_help = "Examples:\n  \
         vtl select explain --path 192.0.2.7 --profile loss-sensitive       by what the daemon knows of the path\n  \
+        vtl select explain --flow 17               why a connection of the carrier auto goes by what it does\n  \
         vtl select explain --rtt 600 --loss 2 --rate 10 --profile loss-sensitive --size 1MiB\n  \
         vtl select explain --rtt 20 --loss 0 --profile time-sensitive      without what is unknown\n\n\
         docs/select.md says how the choice is learned. Connections of the carrier auto are chosen for by it.")]

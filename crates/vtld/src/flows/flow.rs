@@ -2,20 +2,17 @@
 
 use std::{
     cell::{Cell, RefCell},
-    ffi::OsString,
+    convert::Infallible,
     fs,
+    future::pending,
     io::{self, IoSlice, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     rc::Rc,
-    sync::OnceLock,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt,
-};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
@@ -27,6 +24,7 @@ use vtl_proto::frame::{FlowId, ResetCode, Side};
 
 use super::{
     carrier::Refused,
+    congestion::Congestion,
     licence::{self, Licence},
     parts::Parts,
     peer::Peer,
@@ -43,8 +41,6 @@ const UNSENT: libc::c_int = 16 << 10;
 const RETURN: Duration = Duration::from_secs(10);
 /// Retry interval on a full carrier, for flows that may not fall back to TCP.
 const FULL: Duration = Duration::from_millis(20);
-/// The kernel's name of BBR.
-const BBR: &str = "bbr";
 /// How long the state of a reset flow is kept, so that carriers can report the reset.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
@@ -133,8 +129,8 @@ pub(super) struct State {
     pub(super) rates: Rates,
     /// Readings of the TCP connection.
     pub(super) watch: RefCell<TcpWatch>,
-    /// The TCP connection's own congestion control, while another one is set.
-    own_control: RefCell<Option<OsString>>,
+    /// The TCP connection's congestion control.
+    congestion: Congestion,
     pub(super) profile: Observer,
     pub(super) began: Instant,
     /// `None` once the flow was reset.
@@ -178,7 +174,7 @@ impl State {
             ends: RefCell::new(Some(Rc::new(ends))),
             rates: Rates::default(),
             watch: RefCell::default(),
-            own_control: RefCell::default(),
+            congestion: Congestion::default(),
             profile: Observer::new(opener, addresses),
             began: Instant::now(),
             pending: RefCell::default(),
@@ -215,28 +211,13 @@ impl State {
         given
     }
 
-    /// Sets the congestion control of the TCP connection: BBR, or the connection's own.
-    pub(super) fn set_bbr(&self, bbr: bool) {
+    /// Lets BBR take over the TCP connection once its path loses packets; or not.
+    pub(super) fn allow_bbr(&self, may: bool) {
         let ends = self.ends.borrow();
         let Some(ends) = ends.as_ref() else { return };
-        let tcp = ends.tcp.get_ref();
-        let mut own = self.own_control.borrow_mut();
-        let set = match (bbr, own.take()) {
-            (true, None) => getsockopt(tcp, sockopt::TcpCongestion).and_then(|control| {
-                setsockopt(tcp, sockopt::TcpCongestion, &OsString::from(BBR))?;
-                *own = Some(control);
-                Ok(())
-            }),
-            (false, Some(control)) => setsockopt(tcp, sockopt::TcpCongestion, &control),
-            (_, known) => {
-                *own = known;
-                Ok(())
-            }
-        };
-        if let Err(error) = set {
-            tracing::debug!(%error, bbr, "flows: the congestion control stays as it is");
+        if self.congestion.allow_bbr(ends.tcp.get_ref(), may) {
+            self.watch.borrow_mut().forget_control();
         }
-        self.watch.borrow_mut().forget_control();
     }
 
     /// Aborts the flow's task; its state stays as it is.
@@ -245,17 +226,6 @@ impl State {
             task.abort();
         }
     }
-}
-
-/// Whether the kernel has BBR. Asked once, as it may look for a module on disk each time.
-pub(super) fn has_bbr() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
-        let (family, kind) = (AddressFamily::Inet, SockType::Stream);
-        let tried = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)
-            .and_then(|tcp| setsockopt(&tcp, sockopt::TcpCongestion, &OsString::from(BBR)));
-        tried.is_ok()
-    })
 }
 
 /// Origin of a flow.
@@ -373,6 +343,7 @@ impl Mover<'_> {
             Some(Err(reset)) = parts.next() => return Err(reset),
         }
         self.state.is_connected.set(true);
+        parts.push(Box::pin(async { match self.watch_start().await {} }));
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
@@ -383,6 +354,25 @@ impl Mover<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Looks for losses while the TCP connection begins.
+    async fn watch_start(&self) -> Infallible {
+        let tcp = self.ends.tcp.get_ref();
+        let mut looks = 0;
+        while let Some(pause) = self.state.congestion.next_look(tcp, looks) {
+            sleep(pause).await;
+            self.watch_losses();
+            looks += 1;
+        }
+        pending().await
+    }
+
+    /// Has BBR take over the TCP connection if it may and the path loses packets.
+    fn watch_losses(&self) {
+        if self.state.congestion.watch(self.ends.tcp.get_ref()) {
+            self.state.watch.borrow_mut().forget_control();
+        }
     }
 
     /// Applies `change` to the flow; queues the control frames that result.
@@ -400,6 +390,7 @@ impl Mover<'_> {
                 (path, flow.send.next(path, CHUNK), flow.send.is_complete())
             })?;
             if is_complete {
+                self.peer.read_last(self.state, self.ends.tcp.get_ref());
                 // The peer has everything already, by a carrier or with this FIN sent before.
                 let _ = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
                 return Ok(());
@@ -533,6 +524,7 @@ impl Mover<'_> {
                     let n = written.map_err(Reset::Tcp)?;
                     self.with(|flow| sent(flow, chunk.bytes.slice(..n), chunk.urgent && n == chunk.bytes.len()))?;
                     forget(n);
+                    self.watch_losses();
                 }
             }
             return Ok(());

@@ -464,7 +464,9 @@ impl Flows {
                     bbr,
                     asks,
                 } if tag == peer.key.tag => {
-                    peer.note_preferred(Preference { carrier, bbr, asks });
+                    if peer.note_preferred(Preference { carrier, bbr, asks }) {
+                        self.follow_preferred_control(&peer);
+                    }
                     None
                 }
                 frame => {

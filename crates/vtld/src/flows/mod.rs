@@ -3,6 +3,7 @@
 //!
 //! - `peer.rs`: an association, its flows and carriers, and its status for commands.
 //! - `flow.rs`: moves the bytes of one flow.
+//! - `congestion.rs`: the congestion control of flows' own TCP connections.
 //! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
@@ -16,6 +17,7 @@
 
 mod budget;
 mod carrier;
+mod congestion;
 mod control;
 mod flow;
 mod grants;
@@ -46,7 +48,9 @@ use vtl_control::{CarrierStatus, FlowList, FlowStatus};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
-    frame::{CONTROL_CONNECTION, FlowId, FlowName, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side},
+    frame::{
+        CONTROL_CONNECTION, FlowId, FlowName, LETS_BBR, REQUIRES_CARRIER, REQUIRES_ENCRYPTION, Side,
+    },
 };
 
 use crate::{
@@ -178,6 +182,7 @@ impl Names {
         let names = latest.entry((local, peer)).or_default();
         let found = names.iter().position(|(known, _)| *known == desired);
         let encrypted = desired.encrypted;
+        let is_auto = desired.auto.is_some();
         let index = found.unwrap_or_else(|| {
             let name = FlowName {
                 // Truncated on purpose.
@@ -190,8 +195,11 @@ impl Names {
         let name = &mut names[index].1;
         name.number += 1;
         let mut name = *name;
-        if name.number == REQUIRES_ENCRYPTION - 1 {
+        if name.number == LETS_BBR - 1 {
             names.swap_remove(index);
+        }
+        if is_auto {
+            name.number |= LETS_BBR;
         }
         if required {
             name.number |= REQUIRES_CARRIER;
@@ -404,6 +412,10 @@ impl Flows {
         let Some(peer) = peer else {
             return self.hooker.carry(app, flow.peer, Some(guard));
         };
+        if name.lets_bbr() {
+            peer.note_lets_bbr();
+            self.follow_preferred_control(&peer);
+        }
         let id = FlowId {
             opener: Side::Peer,
             number: name.number,
@@ -450,7 +462,12 @@ impl Flows {
         }
         let account = self.budget.open(Network::of(key.peer));
         let must_be_judged = self.limits.identity.judges_first(key.opener);
-        let peer = Rc::new(Peer::new(key, account, !must_be_judged));
+        let peer = Rc::new(Peer::new(
+            key,
+            account,
+            !must_be_judged,
+            Arc::clone(self.broker.monitor()),
+        ));
         peers.insert(key, Rc::clone(&peer));
         self.appeared.notify_waiters();
         Some((peer, true))

@@ -13,6 +13,7 @@ use std::{
     net::{SocketAddr, TcpStream},
     pin::pin,
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -39,7 +40,7 @@ use super::{
 };
 use crate::{
     identity::{Refused, Standing},
-    netmon::Watch,
+    netmon::{NetMonitor, Watch},
 };
 use choice::Choice;
 pub(super) use choice::Preference;
@@ -103,6 +104,7 @@ pub(super) struct Peer {
     wanted: RefCell<BTreeSet<u8>>,
     /// The control connection.
     pub(super) control: RefCell<Option<(CarrierId, Rc<Control>)>>,
+    monitor: Arc<NetMonitor>,
     /// Memory account; the carriers' share of it as of the last tick, bytes; the limit in force.
     account: Account,
     of_carriers: Cell<u64>,
@@ -132,7 +134,12 @@ pub(super) struct Peer {
 
 impl Peer {
     /// `admitted`: it need not authenticate first.
-    pub(super) fn new(key: Key, account: Account, admitted: bool) -> Self {
+    pub(super) fn new(
+        key: Key,
+        account: Account,
+        admitted: bool,
+        monitor: Arc<NetMonitor>,
+    ) -> Self {
         Self {
             key,
             began: Instant::now(),
@@ -146,6 +153,7 @@ impl Peer {
             told: Cell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
+            monitor,
             account,
             of_carriers: Cell::new(0),
             room: Cell::new(Room::Ample),
@@ -368,6 +376,9 @@ impl Peer {
         let mut core = self.core.borrow_mut();
         let lost = core.flow(id).map_or(0, |flow| flow.receive.lost());
         self.skipped.set(self.skipped.get() + lost);
+        if let Some(flow) = core.flow(id) {
+            self.note_ended(counts(flow));
+        }
         core.close(id);
         drop(core);
         self.flows.borrow_mut().remove(&id);

@@ -136,10 +136,14 @@ impl Flows {
             } else if let Some(auto) = peer.auto() {
                 self.follow_model(peer, auto);
             } else {
-                // As its opener wants it, unless this host's operator has turned the choice off.
-                peer.set_bbr(peer.prefers_bbr() && self.limits.selection.is_on());
+                self.follow_preferred_control(peer);
             }
         }
+    }
+
+    /// Has BBR take over as the association's opener wants it, unless this host's operator has turned the choice off.
+    pub(super) fn follow_preferred_control(&self, peer: &Peer) {
+        peer.set_bbr(peer.prefers_bbr() && self.limits.selection.is_on());
     }
 
     /// What the conditions of rules say, by association.
@@ -204,6 +208,9 @@ impl Peer {
     pub(super) fn follow_anew(&self, following: &Rc<Following>) {
         self.following.replace(Some(Rc::clone(following)));
         let choice = following.engine.borrow().current();
+        if let By::Model(_) = following.by {
+            self.set_bbr(ByModel::may_be_bbr(choice));
+        }
         self.set_target(following.target(choice));
     }
 
@@ -228,7 +235,7 @@ impl Peer {
                     tracing::info!(%rule, %peer, %from, %to, reason, "rule: flows change their carrier");
                 }
                 By::Model(_) => {
-                    self.set_bbr(ByModel::is_bbr(switch.to));
+                    self.set_bbr(ByModel::may_be_bbr(switch.to));
                     tracing::info!(%peer, %from, %to, reason, "select: flows change their carrier");
                 }
             }

@@ -36,9 +36,10 @@ const KNOWN: Duration = Duration::from_secs(300);
 /// Interval of telling figures to a peer.
 const TELLING: Duration = Duration::from_secs(1);
 
-/// Prefixes of [`CLASSES`] that are grafts, and the class that is TCP under BBR.
+/// Prefix of those of [`CLASSES`] that are grafts.
 const GRAFT: &str = "graft:";
-const BBR: &str = "tcp:bbr";
+/// Time without new bytes after which flows pause.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Marks associations whose carrier is chosen; those of different profiles are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +53,8 @@ pub(crate) struct Auto {
 pub(super) struct ByModel {
     /// The direction that carries more bytes, and its latest figures.
     seen: Cell<(Option<Direction>, Option<Metrics>)>,
+    /// Bytes that flows had moved, and when that changed last.
+    moved: Cell<Option<(u64, Instant)>>,
 }
 
 /// A direction of an association.
@@ -84,9 +87,21 @@ impl ByModel {
         Some((Kind::Graft, Some(Over::Graft(graft.to_owned()).into())))
     }
 
-    /// Whether the flows' TCP connections are under BBR for a choice.
-    pub(super) fn is_bbr(choice: Choice) -> bool {
-        Self::class(choice) == BBR
+    /// Whether BBR takes over the flows' TCP connections where the path loses packets. So also where a graft was chosen:
+    /// then they are what is left should it break.
+    pub(super) fn may_be_bbr(choice: Choice) -> bool {
+        Self::class(choice) != CLASSES[0]
+    }
+
+    /// Notes how many bytes flows have moved. Returns whether they move.
+    fn is_moving(&self, moved: u64) -> bool {
+        let now = Instant::now();
+        let since = match self.moved.get() {
+            Some((before, since)) if before == moved => since,
+            _ => now,
+        };
+        self.moved.set(Some((moved, since)));
+        now.duration_since(since) < PAUSE
     }
 
     /// The choice that flows go by already.
@@ -99,7 +114,8 @@ impl ByModel {
 }
 
 impl Flows {
-    /// Starts to choose for a new association: at once where earlier connections have told of the path.
+    /// Starts to choose for a new association: at once where earlier connections have told of the path; until then BBR may
+    /// take over.
     pub(super) fn begin_model(&self, peer: &Rc<Peer>) {
         let Some(auto) = peer.auto().filter(|_| self.limits.selection.is_on()) else {
             return;
@@ -159,24 +175,27 @@ impl Flows {
         let seen = seen.filter(|_| before == direction);
         by.seen.set((direction, metrics.or(seen)));
         peer.give_up_lost(&following);
+        let is_moving = by.is_moving(peer.moved());
+        following.engine.borrow_mut().note_moving(is_moving);
         peer.sample(&following, metrics.as_ref());
     }
 
-    /// Tells a peer that has asked for it what this host knows of the direction in which it sends, while there are flows
-    /// and something new. Returns when the connection fails.
+    /// Tells a peer that has asked for it what this host knows of the direction in which it sends, while that is new.
+    /// Returns when the connection fails.
     pub(super) async fn tell_figures(&self, peer: &Peer, control: &Control) {
+        let mut told = None;
         loop {
             peer.until(Peer::is_asked).await;
             sleep(TELLING).await;
-            if !peer.has_flows() || !self.limits.selection.is_on() {
+            if !self.limits.selection.is_on() {
                 continue;
             }
             let recent = self.broker.monitor().recent(peer.key.peer, STALE);
-            if let Some(metrics) = recent
-                && control
-                    .say(Frame::Figures(figures(&metrics)))
-                    .await
-                    .is_err()
+            let Some(figures) = recent.map(|metrics| figures(&metrics)) else {
+                continue;
+            };
+            if told.replace(figures) != Some(figures)
+                && control.say(Frame::Figures(figures)).await.is_err()
             {
                 return;
             }
@@ -212,6 +231,7 @@ impl Peer {
             engine.lost(following.now_ns());
             drop(engine);
             following.since.set(Instant::now());
+            self.set_bbr(true);
             self.set_target(Some(None));
             tracing::warn!(peer = %self.key.peer, from, "select: the carrier does not come back: flows go by TCP");
         }
@@ -302,9 +322,15 @@ impl Peer {
 fn short(decision: &Decision, current: &str) -> String {
     let features = &decision.features;
     let chosen = &decision.explanation;
+    if decision.is_unsure {
+        return format!(
+            "auto: {current}, as {} is not surely better where so few packets fit onto the path",
+            chosen.class
+        );
+    }
     let meanwhile = match current == chosen.class {
         true => String::new(),
-        false => format!("; {current} until that can be had"),
+        false => format!("; {current} until bytes pause and that can be had"),
     };
     if let Some(why) = &chosen.default_because {
         return format!("auto: {}, the default: {why}{meanwhile}", chosen.class);

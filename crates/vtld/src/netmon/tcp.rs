@@ -144,6 +144,19 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
     }
 }
 
+/// What a connection has sent and lost, and its round trips; one system call.
+pub(crate) fn losses(connection: &TcpStream) -> Option<Counters> {
+    let info = option::tcp_info(connection).ok()?;
+    let path = path_of(&info);
+    Some(Counters {
+        rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
+        min_rtt: min_rtt(&info),
+        sent: path.sent as u32,
+        lost: path.lost as u32,
+        ..Counters::default()
+    })
+}
+
 /// Returns what reads the counters of an MPTCP connection: those of its first subflow.
 pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
     let watch = RefCell::new(TcpWatch::default());

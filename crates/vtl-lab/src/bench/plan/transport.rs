@@ -102,10 +102,13 @@ impl FromStr for Graft {
     }
 }
 
+/// The carrier that the model chooses.
+const AUTO: &str = "auto";
+
 fn is_carrier(text: &str) -> bool {
     match text.strip_prefix("graft:") {
         Some(name) => is_word(name),
-        None => Kind::named(text).is_some() || LOSSY.contains(&text),
+        None => text == AUTO || Kind::named(text).is_some() || LOSSY.contains(&text),
     }
 }
 
@@ -119,7 +122,7 @@ fn names() -> String {
     let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     sealed:NAME, hook:graft:NAME, hook:tcp:CONTROL"
+     sealed:NAME, hook:auto, hook:graft:NAME, hook:tcp:CONTROL"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -143,6 +146,7 @@ impl Transport {
                 "sctp" => 1500.0 * 1152.0 / 1224.0,
                 "kcp" => 1500.0 * 1208.0 / 1260.0,
                 "mptcp" => 1428.0,
+                AUTO => 1448.0,
                 _ => 1440.0,
             },
         };
@@ -161,6 +165,22 @@ impl Transport {
             Self::Hook(_) => Some(None),
             Self::Served(control) => Some(Some(format!("tcp:{control}"))),
             _ => None,
+        }
+    }
+
+    /// Whether the model chooses what it travels by, which may be plain TCP.
+    pub(crate) fn is_auto(&self) -> bool {
+        matches!(self, Self::Hook(carrier) if carrier == AUTO)
+    }
+
+    /// The default congestion control of hosts for it.
+    pub(crate) fn host_control(&self) -> &'static str {
+        match self {
+            Self::Tcp(control) => control,
+            // As most systems have it.
+            auto if auto.is_auto() => "cubic",
+            // What VTL gives way to, and what its own connections use.
+            _ => "bbr",
         }
     }
 
@@ -235,6 +255,7 @@ mod tests {
             "sealed:stream",
             "sealed:go-back-n?window=64",
             "hook:graft:stream",
+            "hook:auto",
             "hook:quic",
             "hook:sctp",
             "hook:udp-lite",

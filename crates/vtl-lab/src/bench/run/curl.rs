@@ -94,7 +94,9 @@ impl Stage<'_> {
         if captured {
             row.retransmitted_pct = self.vtl_retransmitted();
             row.settings = self.vtl_settings();
-            self.check_carried(std::slice::from_mut(row))?;
+            if !transport.is_auto() {
+                self.check_carried(std::slice::from_mut(row))?;
+            }
         } else {
             match control {
                 Some(name) => {

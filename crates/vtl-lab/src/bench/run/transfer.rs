@@ -82,13 +82,8 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<Self> {
         let testbed = Testbed::up(&bench.testbed, link, Lifetime::Guarded)?;
         for transport in leg {
-            let control = match transport {
-                Transport::Tcp(control) => control,
-                // What VTL gives way to, and what its own connections use.
-                _ => "bbr",
-            };
             for host in [Host::Client, Host::Server] {
-                testbed.tune_tcp(host, control)?;
+                testbed.tune_tcp(host, transport.host_control())?;
             }
         }
         let wanted = cell.vtl.attached || leg.iter().any(Transport::needs_daemons);
@@ -292,7 +287,7 @@ impl<'a> Stage<'a> {
             self.link_figures(row)?;
         }
         let competes = matches!(self.cell.workload, Workload::Compete { .. });
-        if matches!(leg[0], Transport::Hook(_)) && !competes {
+        if matches!(leg[0], Transport::Hook(_)) && !leg[0].is_auto() && !competes {
             self.check_carried(rows)?;
         }
         for (client, _) in &mut pairs {

@@ -16,11 +16,7 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{
-        Desired, Target,
-        flow::{State, has_bbr},
-        select::Direction,
-    },
+    super::{Desired, Target, flow::State, select::Direction},
     Peer, counts,
 };
 use crate::hooker::Over;
@@ -56,12 +52,16 @@ pub(super) struct Choice {
     followed: Cell<Option<Instant>>,
     /// and whether the peer has changed its mind since.
     is_due: Cell<bool>,
-    /// Whether the flows' TCP connections are under BBR, and whether the peer wants them to be, if it has opened the
-    /// association.
+    /// Whether BBR takes over the flows' TCP connections where the path loses packets, and whether the peer wants that, if
+    /// it has opened the association.
     bbr: Cell<bool>,
     prefers_bbr: Cell<bool>,
+    /// Whether the peer has let BBR take over flows by their names, which says nothing once it has said more.
+    lets_bbr: Cell<bool>,
     /// Whether the peer has asked for figures of the path.
     asked: Cell<bool>,
+    /// Bytes sent and received by flows that have ended, older ones counting half as much with each.
+    ended: Cell<[u64; 2]>,
 }
 
 /// What to tell the peer (PREFER).
@@ -69,10 +69,14 @@ pub(super) struct Choice {
 pub(in super::super) struct Preference {
     /// The carrier; the control connection for the flows' TCP connections.
     pub(in super::super) carrier: CarrierId,
-    /// TCP connections of the flows are to be under BBR.
+    /// BBR is to take over TCP connections of the flows.
     pub(in super::super) bbr: bool,
     /// This host asks for figures of the path.
     pub(in super::super) asks: bool,
+}
+
+fn add([a, b]: [u64; 2], [sent, received]: [u64; 2]) -> [u64; 2] {
+    [a.saturating_add(sent), b.saturating_add(received)]
 }
 
 impl Peer {
@@ -318,18 +322,19 @@ impl Peer {
         })
     }
 
-    /// Notes what the peer prefers, which has opened the association. The carrier may be on its way still.
-    pub(in super::super) fn note_preferred(&self, preference: Preference) {
+    /// Notes what the peer prefers, which has opened the association. The carrier may be on its way still. Returns whether
+    /// it is followed at once.
+    pub(in super::super) fn note_preferred(&self, preference: Preference) -> bool {
         let Preference { carrier, bbr, asks } = preference;
         if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
-            return;
+            return false;
         }
         if self.choice.asked.replace(asks) != asks {
             self.changed.notify_waiters();
         }
         let [latest, former] = self.choice.preferred.get();
         if latest == Some(carrier) && self.choice.prefers_bbr.get() == bbr {
-            return;
+            return false;
         }
         self.choice.prefers_bbr.set(bbr);
         if latest != Some(carrier) {
@@ -339,9 +344,11 @@ impl Peer {
         }
         self.choice.is_due.set(true);
         let is_early = |at: Instant| at.elapsed() < FOLLOWING;
-        if !self.choice.followed.get().is_some_and(is_early) {
+        let is_now = !self.choice.followed.get().is_some_and(is_early);
+        if is_now {
             self.follow_preferred();
         }
+        is_now
     }
 
     /// Moves the flows to what the peer prefers, if that has changed.
@@ -356,7 +363,14 @@ impl Peer {
     /// Forgets what the peer wants besides a carrier: over another control connection it may be one that knows nothing of it.
     pub(in super::super) fn forget_wants(&self) {
         self.choice.asked.set(false);
-        self.choice.prefers_bbr.set(false);
+        self.choice.prefers_bbr.set(self.choice.lets_bbr.get());
+    }
+
+    /// Notes that the peer lets BBR take over flows, by the name of one, unless it has said something of it already.
+    pub(in super::super) fn note_lets_bbr(&self) {
+        if !self.choice.lets_bbr.replace(true) {
+            self.choice.prefers_bbr.set(true);
+        }
     }
 
     /// Whether the peer, which has opened the association, wants the flows' TCP connections to be under BBR.
@@ -369,14 +383,14 @@ impl Peer {
         self.choice.asked.get()
     }
 
-    /// Has the flows' TCP connections sent under BBR, if the kernel has it, those of later flows, too; or as before.
+    /// Has BBR take over the flows' TCP connections once the path loses packets, if the kernel has it, those of later
+    /// flows, too; or has them sent as before.
     pub(in super::super) fn set_bbr(&self, bbr: bool) {
-        if bbr == self.choice.bbr.get() || bbr && !has_bbr() {
+        if self.choice.bbr.replace(bbr) == bbr {
             return;
         }
-        self.choice.bbr.set(bbr);
         for state in self.flows.borrow().values() {
-            state.set_bbr(bbr);
+            state.allow_bbr(bbr);
         }
         self.changed.notify_waiters();
     }
@@ -384,24 +398,38 @@ impl Peer {
     /// Has a new flow's TCP connection sent as the others.
     pub(super) fn control_new(&self, state: &State) {
         if self.choice.bbr.get() {
-            state.set_bbr(true);
+            state.allow_bbr(true);
         }
     }
 
-    /// The direction in which flows that run have carried more bytes; `None`: there are too few.
+    /// The direction in which flows that run have carried more bytes, or those that have ended where these are too few;
+    /// `None`: all are.
     pub(in super::super) fn direction(&self) -> Option<Direction> {
         let core = self.core.borrow();
         let flows = self.flows.borrow();
         let all = flows.keys().filter_map(|id| core.flow(*id));
-        let [sent, received] = all
-            .map(counts)
-            .fold([0_u64; 2], |[a, b], [sent, received]| {
-                [a.saturating_add(sent), b.saturating_add(received)]
-            });
-        (sent.saturating_add(received) >= ENOUGH_BYTES).then_some(match sent >= received {
+        let running = all.map(counts).fold([0; 2], add);
+        let direction = |[sent, received]: [u64; 2]| match sent >= received {
             true => Direction::Sends,
             false => Direction::Receives,
-        })
+        };
+        let mut both = [running, self.choice.ended.get()].into_iter();
+        let enough = both.find(|[sent, received]| sent.saturating_add(*received) >= ENOUGH_BYTES);
+        enough.map(direction)
+    }
+
+    /// Notes the bytes that a flow has sent and received by its end.
+    pub(super) fn note_ended(&self, moved: [u64; 2]) {
+        let before = self.choice.ended.get().map(|bytes| bytes / 2);
+        self.choice.ended.set(add(before, moved));
+    }
+
+    /// Bytes that flows that run have sent and received.
+    pub(in super::super) fn moved(&self) -> u64 {
+        let core = self.core.borrow();
+        let flows = self.flows.borrow();
+        let all = flows.keys().filter_map(|id| core.flow(*id));
+        all.flat_map(counts).fold(0, u64::wrapping_add)
     }
 
     /// How many flows there are.

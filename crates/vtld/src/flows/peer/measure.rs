@@ -1,5 +1,7 @@
 //! Readings of an association's carriers and of its flows' TCP connections.
 
+use std::net::TcpStream;
+
 use vtl_proto::carrier::Kind;
 
 use super::{super::flow::State, Peer};
@@ -23,6 +25,14 @@ impl Peer {
                     counters,
                 );
             }
+        }
+    }
+
+    /// Reads those of a flow's TCP connection by which everything has been sent, if somebody chooses by them: it may be over
+    /// before its turn comes.
+    pub(in super::super) fn read_last(&self, state: &State, tcp: &TcpStream) {
+        if self.auto().is_some() || self.is_asked() {
+            state.watch.borrow_mut().read(&self.monitor, tcp);
         }
     }
 
