@@ -36,6 +36,9 @@ const MAX_REJECTS: usize = 1024;
 const FLOW: u64 = size_of::<Entry>() as u64;
 /// Maximum size of one flow's control frames in a row, bytes.
 const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
+/// Chunks in a row by another carrier after which CONFIRM leaves its own, where flows are spread: all deliver, so it stays
+/// with one, but not with one that delivers no more.
+const SILENT: u32 = 32;
 /// Event for the association's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -69,6 +72,8 @@ struct Entry {
     memory: u64,
     /// The carrier by which a chunk of this flow arrived last.
     heard_by: Option<CarrierId>,
+    /// Chunks by others since, where flows are spread.
+    overheard: u32,
     confirm_by: Option<CarrierId>,
     attach: Option<Run>,
     attach_told: Told,
@@ -88,6 +93,8 @@ struct Entry {
 pub struct Association {
     /// Maximum receive window of each flow, bytes.
     window: u64,
+    /// The peer spreads its flows over all carriers.
+    is_spread: bool,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
     early: EarlyFlows,
@@ -105,6 +112,7 @@ impl Association {
     pub fn new(window: u64) -> Self {
         Self {
             window,
+            is_spread: false,
             carriers: BTreeMap::new(),
             flows: BTreeMap::new(),
             early: EarlyFlows::default(),
@@ -133,6 +141,11 @@ impl Association {
         self.carriers.insert(id, carrier);
         // Runs, ends, losses and resets are sent by every carrier, also by later ones.
         self.all_owe();
+    }
+
+    /// Notes whether the peer spreads its flows over all carriers.
+    pub fn set_spread(&mut self, is_spread: bool) {
+        self.is_spread = is_spread;
     }
 
     /// Whether flows have to keep the carrier's chunks for retransmission.
@@ -402,7 +415,7 @@ impl Association {
         if entry.flow.error().is_some() {
             return;
         }
-        entry.heard_by = Some(carrier);
+        entry.hear(carrier, &self.carriers, self.is_spread);
         if entry.flow.is_refused() {
             entry.rejects = true;
             return self.touch(flow);
@@ -431,7 +444,7 @@ impl Association {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
-        entry.heard_by = Some(carrier);
+        entry.hear(carrier, &self.carriers, self.is_spread);
         let receive = &mut entry.flow.receive;
         let was_full = receive.tcp_room() == 0;
         receive.note_given(len);
@@ -459,6 +472,9 @@ impl Association {
         };
         if entry.flow.error().is_some() {
             return; // the flow has been reset already
+        }
+        if matches!(frame, Frame::Chunk { .. }) {
+            entry.hear(carrier, &self.carriers, self.is_spread);
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);
@@ -560,6 +576,7 @@ impl Entry {
             flow: Flow::new(window, max_window),
             memory: 0,
             heard_by: None,
+            overheard: 0,
             confirm_by: None,
             attach: None,
             attach_told: Told::default(),
@@ -574,6 +591,22 @@ impl Entry {
         }
     }
 
+    /// Notes a chunk that arrived by a carrier.
+    fn hear(
+        &mut self,
+        carrier: CarrierId,
+        carriers: &BTreeMap<CarrierId, Carrier>,
+        is_spread: bool,
+    ) {
+        let before = self.heard_by.filter(|id| carriers.contains_key(id));
+        let is_other = before.is_some_and(|before| before != carrier);
+        self.overheard = if is_other { self.overheard + 1 } else { 0 };
+        if !(is_spread && is_other && self.overheard < SILENT) {
+            self.heard_by = Some(carrier);
+            self.overheard = 0;
+        }
+    }
+
     /// Handles a frame of this flow that arrived by a carrier.
     fn handle_frame(
         &mut self,
@@ -583,7 +616,6 @@ impl Entry {
     ) -> Result<(), Violation> {
         match frame {
             Frame::Chunk { .. } if self.flow.is_refused() => {
-                self.heard_by = Some(carrier);
                 self.rejects = true;
                 Ok(())
             }
@@ -600,7 +632,6 @@ impl Entry {
                 urgent,
                 ..
             } => {
-                self.heard_by = Some(carrier);
                 let result = self.chunk(offset, bytes, fin, urgent);
                 self.note_overtaken(carrier, carriers);
                 result

@@ -262,20 +262,30 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             };
             format!("{opener}{} broken", carrier.number)
         }
-        Frame::Hello { carrier, tag, tls } => {
+        Frame::Hello {
+            carrier,
+            tag,
+            tls,
+            path,
+        } => {
             let opener = if carrier.opener == Side::Local {
                 "l"
             } else {
                 "p"
             };
             let tls = if tls { " tls" } else { "" };
-            format!("{opener}{} hello tag={tag}{tls}", carrier.number)
+            let path = match path {
+                0 => String::new(),
+                path => format!(" path={path}"),
+            };
+            format!("{opener}{} hello tag={tag}{tls}{path}", carrier.number)
         }
         Frame::Prefer {
             carrier,
             tag,
             bbr,
             asks,
+            spread,
         } => {
             let opener = if carrier.opener == Side::Local {
                 "l"
@@ -284,7 +294,11 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             };
             let bbr = if bbr { " bbr" } else { "" };
             let asks = if asks { " asks" } else { "" };
-            format!("{opener}{} prefer tag={tag}{bbr}{asks}", carrier.number)
+            let spread = spread.map_or(String::new(), |by| format!(" spread={by}"));
+            format!(
+                "{opener}{} prefer tag={tag}{bbr}{asks}{spread}",
+                carrier.number
+            )
         }
         Frame::Figures(figures) => {
             let loss = figures
@@ -297,6 +311,20 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
                 figures.min_rtt_us,
                 figures.burst_milli,
                 figures.packets
+            )
+        }
+        Frame::Addresses(addresses) => {
+            let all: Vec<_> = addresses
+                .iter()
+                .map(|address| address.to_string())
+                .collect();
+            format!(
+                "addresses {}",
+                if all.is_empty() {
+                    "-".to_owned()
+                } else {
+                    all.join(",")
+                }
             )
         }
         Frame::Ask { kind, seals } => {

@@ -104,7 +104,7 @@ impl ControlBroker {
                 .measured_rtt()
                 .map_or(RTT_NS, |rtt| rtt.as_nanos() as u64),
         };
-        let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
+        let told = || raw::route(peer, None).map_or(0, |(_, mtu)| mtu);
         match path.poll(now, &at, told) {
             Step::Nothing => {}
             Step::UseTcp if leads => self.use_tcp(sid, now),

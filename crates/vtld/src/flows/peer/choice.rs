@@ -11,7 +11,7 @@ use std::{
 
 use vtl_core::{Association, flow::Path};
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{Kind, Scheduler},
     frame::{CarrierId, FlowId, Side},
 };
 
@@ -54,12 +54,14 @@ pub(super) struct Choice {
     preferred: Cell<[Option<CarrierId>; 2]>,
     /// When the flows were moved there last,
     followed: Cell<Option<Instant>>,
-    /// and whether the peer has changed its mind since.
-    is_due: Cell<bool>,
+    /// and what it has said since.
+    due: Cell<Option<Preference>>,
     /// Whether the flows' TCP connections are under BBR, and whether the peer wants them to be, if it has opened the
     /// association.
     bbr: Cell<bool>,
     prefers_bbr: Cell<bool>,
+    /// By which scheduler the peer, if it has opened the association, wants flows to be spread.
+    prefers_spread: Cell<Option<Scheduler>>,
     /// Whether the peer has asked for figures of the path.
     asked: Cell<bool>,
 }
@@ -73,12 +75,15 @@ pub(in super::super) struct Preference {
     pub(in super::super) bbr: bool,
     /// This host asks for figures of the path.
     pub(in super::super) asks: bool,
+    /// Flows are to be spread over all carriers by this scheduler, and this host asks for addresses.
+    pub(in super::super) spread: Option<Scheduler>,
 }
 
 impl Peer {
     /// Sets the desired carrier of the flows; the first call decides.
     pub(in super::super) fn set_desired(&self, desired: Desired) {
         self.desired.borrow_mut().get_or_insert(desired);
+        self.follow_spread();
     }
 
     /// Stops the need for carriers, and returns the flows' desired carrier.
@@ -114,6 +119,7 @@ impl Peer {
             return; // handed over, or not the opener
         }
         self.choice.target.replace(target);
+        self.follow_spread();
         self.prefer_best();
         self.changed.notify_waiters();
         self.turn();
@@ -125,6 +131,18 @@ impl Peer {
             Some(Some((kind, over))) => self.latest_of(kind, over.as_ref()).is_some(),
             Some(None) => true,
             None => false,
+        }
+    }
+
+    /// The scheduler by which flows are spread over the association's carriers.
+    pub(in super::super) fn scheduler(&self) -> Option<Scheduler> {
+        if self.key.opener == Side::Peer {
+            return self.choice.prefers_spread.get();
+        }
+        let (_, over) = self.target()??;
+        match over.as_deref() {
+            Some(Over::Spread(scheduler)) => Some(*scheduler),
+            _ => None,
         }
     }
 
@@ -175,6 +193,7 @@ impl Peer {
         let falls_back = target != Some(None) && !self.has_target() && self.serving().is_none();
         let lacks_target = lacks(&target) || falls_back && lacks(&self.desired_target());
         let is_wanted = self.wanted.borrow().contains(&kind.number());
+        let lacks_target = lacks_target && !(kind == Kind::Graft && self.lacks_own());
         let is_missing = lacks_target || is_wanted && self.latest(kind).is_none();
         is_missing && self.admitted.get() && self.has_room()
     }
@@ -222,6 +241,7 @@ impl Peer {
         latest(target)
             .or_else(|| self.serving())
             .or_else(|| latest(self.desired_target()))
+            .or_else(|| self.first_stack())
             .or_else(|| self.encrypted.get().then(|| self.latest_control())?)
             .map(Path::Carrier)
             .or_else(|| self.auto().is_some().then_some(Path::Tcp))
@@ -300,14 +320,18 @@ impl Peer {
     /// Whether a flow that is moved by hand to this path is pinned there: to the best one it need not be, unless that may
     /// change.
     pub(super) fn pins(&self, path: Path) -> bool {
-        let may_change = self.is_decided() || self.choice.preferred.get()[0].is_some();
+        let may_change = self.is_decided()
+            || self.choice.preferred.get()[0].is_some()
+            || self.scheduler().is_some();
         may_change || self.best().map(Path::Carrier) != Some(path)
     }
 
     /// What to tell the peer on this control connection: the carrier that this host prefers, and the connection itself for
     /// the flows' TCP connections. `None`: nothing, as nothing decides while flows run, or nothing is up.
     pub(in super::super) fn prefers(&self, control: CarrierId) -> Option<Preference> {
-        let path = self.is_decided().then(|| self.best_path())?;
+        let spread = self.scheduler();
+        let tells = self.is_decided() || spread.is_some();
+        let path = tells.then(|| self.best_path())?;
         Some(Preference {
             carrier: match path? {
                 Path::Carrier(id) => id,
@@ -315,29 +339,19 @@ impl Peer {
             },
             bbr: self.choice.bbr.get(),
             asks: self.auto().is_some(),
+            spread,
         })
     }
 
     /// Notes what the peer prefers, which has opened the association. The carrier may be on its way still.
     pub(in super::super) fn note_preferred(&self, preference: Preference) {
-        let Preference { carrier, bbr, asks } = preference;
-        if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
+        if (self.key.opener, preference.carrier.opener) != (Side::Peer, Side::Peer) {
             return;
         }
-        if self.choice.asked.replace(asks) != asks {
+        if self.choice.asked.replace(preference.asks) != preference.asks {
             self.changed.notify_waiters();
         }
-        let [latest, former] = self.choice.preferred.get();
-        if latest == Some(carrier) && self.choice.prefers_bbr.get() == bbr {
-            return;
-        }
-        self.choice.prefers_bbr.set(bbr);
-        if latest != Some(carrier) {
-            let is_up = |id: &CarrierId| self.path_of(*id).is_some();
-            let former = latest.filter(is_up).or(former);
-            self.choice.preferred.set([Some(carrier), former]);
-        }
-        self.choice.is_due.set(true);
+        self.choice.due.set(Some(preference));
         let is_early = |at: Instant| at.elapsed() < FOLLOWING;
         if !self.choice.followed.get().is_some_and(is_early) {
             self.follow_preferred();
@@ -346,17 +360,44 @@ impl Peer {
 
     /// Moves the flows to what the peer prefers, if that has changed.
     pub(super) fn follow_preferred(&self) {
-        if self.choice.is_due.take() {
-            self.choice.followed.set(Some(Instant::now()));
-            self.prefer_best();
-            self.turn();
+        let Some(preference) = self.choice.due.take() else {
+            return;
+        };
+        let Preference {
+            carrier,
+            bbr,
+            spread,
+            ..
+        } = preference;
+        let choice = &self.choice;
+        let [latest, former] = choice.preferred.get();
+        let is_same = latest == Some(carrier)
+            && choice.prefers_bbr.get() == bbr
+            && choice.prefers_spread.get() == spread;
+        if is_same {
+            return;
         }
+        choice.followed.set(Some(Instant::now()));
+        choice.prefers_bbr.set(bbr);
+        choice.prefers_spread.set(spread);
+        if latest != Some(carrier) {
+            let is_up = |id: &CarrierId| self.path_of(*id).is_some();
+            let former = latest.filter(is_up).or(former);
+            choice.preferred.set([Some(carrier), former]);
+        }
+        self.follow_spread();
+        self.prefer_best();
+        self.changed.notify_waiters();
+        self.turn();
     }
 
     /// Forgets what the peer wants besides a carrier: over another control connection it may be one that knows nothing of it.
     pub(in super::super) fn forget_wants(&self) {
         self.choice.asked.set(false);
+        self.choice.due.set(None);
         self.choice.prefers_bbr.set(false);
+        self.choice.prefers_spread.set(None);
+        self.follow_spread();
     }
 
     /// Whether the peer, which has opened the association, wants the flows' TCP connections to be under BBR.
