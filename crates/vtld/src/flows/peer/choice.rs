@@ -82,8 +82,11 @@ pub(in super::super) struct Preference {
 impl Peer {
     /// Sets the desired carrier of the flows; the first call decides.
     pub(in super::super) fn set_desired(&self, desired: Desired) {
-        self.desired.borrow_mut().get_or_insert(desired);
-        self.follow_spread();
+        let is_first = self.desired.borrow().is_none();
+        if is_first {
+            self.desired.replace(Some(desired));
+            self.follow_spread();
+        }
     }
 
     /// Stops the need for carriers, and returns the flows' desired carrier.

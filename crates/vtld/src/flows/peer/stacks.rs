@@ -19,6 +19,8 @@ pub(super) struct Stacks {
     told: RefCell<Option<Vec<IpAddr>>>,
     /// Changes with them.
     version: Cell<u64>,
+    /// Flows were spread when that was looked at last.
+    was_spread: Cell<bool>,
     /// The address of the flows' own connections is this host's no more.
     lacks_own: Cell<bool>,
 }
@@ -65,7 +67,11 @@ impl Peer {
 
     /// Applies whether flows are spread, and what over.
     pub(super) fn follow_spread(&self) {
-        self.core.borrow_mut().set_spread(self.is_spread());
+        let is_spread = self.is_spread();
+        if !self.stacks.was_spread.replace(is_spread) && !is_spread {
+            return;
+        }
+        self.core.borrow_mut().set_spread(is_spread);
         let is_elsewhere = self.is_elsewhere();
         for state in self.flows.borrow().values() {
             state.licence.set_waived(is_elsewhere);
