@@ -316,7 +316,7 @@ impl World {
 }
 
 fn pattern(offset: u64) -> u8 {
-    (Random(offset / 8).bits() >> (offset % 8 * 8)) as u8
+    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
 /// Rate of a transfer, Mbit/s.
@@ -337,18 +337,18 @@ fn bulk__fills_both_paths() {
         Scheduler::Weighted,
         Scheduler::RoundRobin,
     ] {
-        let rate = goodput(kind, &[NEAR, FAR], 32 * MB);
+        let rate = goodput(kind, &[NEAR, FAR], 16 * MB);
         println!("{kind}: {rate:.1} Mbit/s");
         assert!(rate >= 85.0, "{kind}: {rate:.1} Mbit/s");
     }
-    let rate = goodput(Scheduler::Primary, &[NEAR, FAR], 32 * MB);
+    let rate = goodput(Scheduler::Primary, &[NEAR, FAR], 8 * MB);
     assert!((45.0..=50.0).contains(&rate), "one path: {rate:.1}");
 }
 
 /// It helps with no more than it brings in time.
 #[test]
 fn ecf__a_slow_path_beside_a_fast_one_does_no_harm() {
-    for bytes in [64 << 10, MB, 32 * MB] {
+    for bytes in [64 << 10, MB, 16 * MB] {
         let alone = goodput(Scheduler::Ecf, &[NEAR], bytes);
         let rate = goodput(Scheduler::Ecf, &[NEAR, SLOW], bytes);
         println!("{bytes} bytes: {rate:.1} of {alone:.1} Mbit/s");
@@ -361,8 +361,8 @@ fn cut__either_path_stalls_for_three_round_trips_at_most() {
     for kind in Scheduler::ALL {
         for cut in 0..2 {
             let mut world = World::new(kind, &[NEAR, FAR], 1);
-            world.waiting = 16 * MB;
-            while world.now < 500 * MS {
+            world.waiting = 8 * MB;
+            while world.now < 300 * MS {
                 world.tick();
             }
             (world.longest, world.read_at) = (0, world.now);
@@ -370,7 +370,7 @@ fn cut__either_path_stalls_for_three_round_trips_at_most() {
             world.sessions[cut].cut(now);
             // The carrier breaks when it has been silent for a second and three round trips.
             let breaks = now + S + 3 * world.sessions[cut].rtt();
-            while world.read < 16 * MB {
+            while world.read < 8 * MB {
                 world.tick();
                 if world.now >= breaks && !world.sessions[cut].is_broken {
                     world.sessions[cut].is_broken = true;
@@ -391,7 +391,7 @@ fn cut__either_path_stalls_for_three_round_trips_at_most() {
 fn messages(kind: Scheduler, links: &[Link]) -> Vec<u64> {
     let mut world = World::new(kind, links, 3);
     let mut times = Vec::new();
-    for _ in 0..2000 {
+    for _ in 0..1000 {
         times.push(world.transfer(500));
         let until = world.now + 20 * MS;
         while world.now < until {
