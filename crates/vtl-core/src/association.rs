@@ -13,6 +13,7 @@
 //! by all, and again if a carrier breaks that may have lost it.
 
 mod early;
+mod hearing;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,6 +25,7 @@ use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Ru
 
 use crate::flow::{Chunk, Flow, Loses, Path, Violation};
 use early::{EarlyChunk, EarlyFlows};
+use hearing::Hearing;
 
 /// Initial receive window of a flow, bytes: its share of `FIRST_WINDOWS`, clamped to `LEAST_WINDOW` and
 /// `FIRST_WINDOW`.
@@ -36,9 +38,6 @@ const MAX_REJECTS: usize = 1024;
 const FLOW: u64 = size_of::<Entry>() as u64;
 /// Maximum size of one flow's control frames in a row, bytes.
 const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
-/// Chunks in a row by another carrier after which CONFIRM leaves its own, where flows are spread: all deliver, so it stays
-/// with one, but not with one that delivers no more.
-const SILENT: u32 = 32;
 /// Event for the association's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -71,9 +70,7 @@ struct Entry {
     /// Its share of [`Association::memory`], bytes.
     memory: u64,
     /// The carrier by which a chunk of this flow arrived last.
-    heard_by: Option<CarrierId>,
-    /// Chunks by others since, where flows are spread.
-    overheard: u32,
+    heard: Hearing,
     confirm_by: Option<CarrierId>,
     attach: Option<Run>,
     attach_told: Told,
@@ -199,7 +196,7 @@ impl Association {
                 let _ = entry.flow.send.confirmed(0, false, limit, false);
             }
             for chunk in early.chunks {
-                entry.heard_by = Some(chunk.carrier);
+                entry.heard.note(chunk.carrier, self.is_spread);
                 if entry
                     .chunk(chunk.offset, &chunk.bytes, chunk.fin, chunk.urgent)
                     .is_err()
@@ -415,7 +412,7 @@ impl Association {
         if entry.flow.error().is_some() {
             return;
         }
-        entry.hear(carrier, &self.carriers, self.is_spread);
+        entry.heard.note(carrier, self.is_spread);
         if entry.flow.is_refused() {
             entry.rejects = true;
             return self.touch(flow);
@@ -444,7 +441,7 @@ impl Association {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
-        entry.hear(carrier, &self.carriers, self.is_spread);
+        entry.heard.note(carrier, self.is_spread);
         let receive = &mut entry.flow.receive;
         let was_full = receive.tcp_room() == 0;
         receive.note_given(len);
@@ -474,7 +471,7 @@ impl Association {
             return; // the flow has been reset already
         }
         if matches!(frame, Frame::Chunk { .. }) {
-            entry.hear(carrier, &self.carriers, self.is_spread);
+            entry.heard.note(carrier, self.is_spread);
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);
@@ -575,8 +572,7 @@ impl Entry {
         Self {
             flow: Flow::new(window, max_window),
             memory: 0,
-            heard_by: None,
-            overheard: 0,
+            heard: Hearing::default(),
             confirm_by: None,
             attach: None,
             attach_told: Told::default(),
@@ -588,22 +584,6 @@ impl Entry {
             reset: None,
             reset_told: Told::default(),
             rejects: false,
-        }
-    }
-
-    /// Notes a chunk that arrived by a carrier.
-    fn hear(
-        &mut self,
-        carrier: CarrierId,
-        carriers: &BTreeMap<CarrierId, Carrier>,
-        is_spread: bool,
-    ) {
-        let before = self.heard_by.filter(|id| carriers.contains_key(id));
-        let is_other = before.is_some_and(|before| before != carrier);
-        self.overheard = if is_other { self.overheard + 1 } else { 0 };
-        if !(is_spread && is_other && self.overheard < SILENT) {
-            self.heard_by = Some(carrier);
-            self.overheard = 0;
         }
     }
 
@@ -692,7 +672,8 @@ impl Entry {
     /// Carrier for CONFIRM: the one by which the peer was last heard if it is reliable, or else any.
     fn confirms_by(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> Option<CarrierId> {
         let mut reliable = carriers.iter().filter(|(_, carrier)| !carrier.loses);
-        self.heard_by
+        self.heard
+            .by()
             .filter(|id| carriers.get(id).is_some_and(|carrier| !carrier.loses))
             .or_else(|| reliable.next().map(|(id, _)| *id))
     }
@@ -800,7 +781,7 @@ impl Entry {
         if self.confirm_by.take_if(|by| *by == id).is_some() {
             self.flow.receive.confirm_lost();
         }
-        self.heard_by.take_if(|by| *by == id);
+        self.heard.broken(id);
         for told in [
             &mut self.attach_told,
             &mut self.attached_told,

@@ -112,7 +112,7 @@ fn further(all: &[Own], known: IpAddr, peer: IpAddr) -> Vec<IpAddr> {
 }
 
 /// Whether an address means something in one network only.
-fn is_private(address: IpAddr) -> bool {
+pub(super) fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
             let [a, b, ..] = v4.octets();

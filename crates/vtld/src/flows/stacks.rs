@@ -24,9 +24,7 @@ use crate::scope;
 
 /// Maximum number of further paths of an association.
 const MOST: usize = 7;
-/// Least interval between two changes of an association's paths, and
-const SETTLING: Duration = Duration::from_millis(200);
-/// between two ADDRESSES.
+/// Least interval between two ADDRESSES, and between two that are followed: a peer names any address.
 const TELLING: Duration = Duration::from_secs(1);
 
 /// A path: the addresses of this host and of the peer.
@@ -72,10 +70,13 @@ impl Flows {
                 });
             }
             while tasks.try_join_next().is_some() {}
-            sleep(SETTLING).await;
+            let other = async {
+                sleep(TELLING).await;
+                peer.until(|peer| peer.stacks_state() != state).await;
+            };
             tokio::select! {
                 () = addresses.changed(version) => {}
-                () = peer.until(|peer| peer.stacks_state() != state) => {}
+                () = other => {}
             }
         }
     }

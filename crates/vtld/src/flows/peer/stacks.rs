@@ -10,7 +10,10 @@ use vtl_core::stacks::Stack;
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{Addresses, CarrierId, Side};
 
-use super::{super::carrier::Carrier, Peer, Running, now_ns};
+use super::{
+    super::{addresses::is_private, carrier::Carrier},
+    Peer, Running, now_ns,
+};
 
 /// What is known of an association's paths.
 #[derive(Default)]
@@ -105,11 +108,14 @@ impl Peer {
         if self.key.opener == Side::Peer || !self.is_spread() {
             return;
         }
+        let peer = self.key.peer.to_canonical();
+        // One from outside is not to have this host look around at home.
         let may_be = |address: &IpAddr| {
-            !(address.is_loopback() || address.is_unspecified() || address.is_multicast())
+            let is_host = !(address.is_loopback() || address.is_unspecified());
+            let is_inside = is_private(*address) && !is_private(peer);
+            is_host && !address.is_multicast() && !is_inside && *address != peer
         };
-        let mut told: Vec<IpAddr> = addresses.iter().filter(may_be).collect();
-        told.retain(|address| *address != self.key.peer.to_canonical());
+        let told: Vec<IpAddr> = addresses.iter().filter(may_be).collect();
         let told = Some(told);
         if *self.stacks.told.borrow() != told {
             self.stacks.told.replace(told);
