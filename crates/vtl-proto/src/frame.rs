@@ -471,23 +471,9 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
-            HELLO if offset & PREFERS != 0 => Self::Prefer {
-                carrier: CarrierId { opener, number },
-                tag: offset as u32,
-                bbr: offset & BBR != 0,
-                asks: offset & ASKS != 0,
-                spread: (offset & SPREADS != 0)
-                    .then(|| Scheduler::numbered((offset >> SCHEDULER) as u8)),
-            },
+            HELLO => Self::hello(CarrierId { opener, number }, offset),
             FIGURES => Self::Figures(Figures::parse(body, flags & AT_LEAST != 0)),
             ADDRESSES => Self::Addresses(Addresses::parse(body)),
-            // Truncated on purpose: bits above have their own meaning, or none.
-            HELLO => Self::Hello {
-                carrier: CarrierId { opener, number },
-                tag: offset as u32,
-                tls: offset & TLS != 0,
-                path: (offset >> PATH) as u8,
-            },
             ASK => Self::Ask {
                 kind: number,
                 seals: offset & SEALS != 0,
@@ -512,6 +498,27 @@ impl<'a> Frame<'a> {
         Ok(frame)
     }
 
+    /// HELLO, or PREFER, by its offset. Truncated on purpose: bits above the tag have their own meaning, or none.
+    fn hello(carrier: CarrierId, offset: u64) -> Self {
+        let has = |flag: u64| offset & flag != 0;
+        let tag = offset as u32;
+        match has(PREFERS) {
+            true => Self::Prefer {
+                carrier,
+                tag,
+                bbr: has(BBR),
+                asks: has(ASKS),
+                spread: has(SPREADS).then(|| Scheduler::numbered((offset >> SCHEDULER) as u8)),
+            },
+            false => Self::Hello {
+                carrier,
+                tag,
+                tls: has(TLS),
+                path: (offset >> PATH) as u8,
+            },
+        }
+    }
+
     /// Length of the frame, bytes.
     pub fn wire_len(&self) -> usize {
         HEADER
@@ -525,6 +532,28 @@ impl<'a> Frame<'a> {
                 Self::Addresses(addresses) => addresses.as_bytes().len(),
                 _ => 0,
             }
+    }
+
+    /// The offset of HELLO and PREFER.
+    fn hello_offset(&self) -> u64 {
+        let flag = |set: bool, flag: u64| if set { flag } else { 0 };
+        match *self {
+            Self::Hello { tag, tls, path, .. } => {
+                u64::from(tag) | u64::from(path) << PATH | flag(tls, TLS)
+            }
+            Self::Prefer {
+                tag,
+                bbr,
+                asks,
+                spread,
+                ..
+            } => {
+                let number = |by: Scheduler| u64::from(by.number()) << SCHEDULER;
+                let spread = spread.map_or(0, |by| SPREADS | number(by));
+                u64::from(tag) | PREFERS | flag(bbr, BBR) | flag(asks, ASKS) | spread
+            }
+            _ => 0,
+        }
     }
 
     /// Writes the frame to the beginning of `buffer`; returns its length in bytes, or `None` without room.
@@ -574,30 +603,16 @@ impl<'a> Frame<'a> {
             }
             Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
             Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
-            Self::Hello {
-                carrier,
-                tag,
-                tls,
-                path,
-            } => {
+            Self::Hello { carrier, .. } | Self::Prefer { carrier, .. } => {
                 body.copy_from_slice(MAGIC);
-                let tls = if tls { TLS } else { 0 };
-                let offset = u64::from(tag) | u64::from(path) << PATH | tls;
-                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
-            }
-            Self::Prefer {
-                carrier,
-                tag,
-                bbr,
-                asks,
-                spread,
-            } => {
-                body.copy_from_slice(MAGIC);
-                let flags = if bbr { BBR } else { 0 } | if asks { ASKS } else { 0 };
-                let number = |scheduler: Scheduler| u64::from(scheduler.number()) << SCHEDULER;
-                let spread = spread.map_or(0, |scheduler| SPREADS | number(scheduler));
-                let offset = u64::from(tag) | PREFERS | flags | spread;
-                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
+                header(
+                    carrier.opener,
+                    carrier.number,
+                    4,
+                    HELLO,
+                    0,
+                    self.hello_offset(),
+                )
             }
             Self::Figures(figures) => {
                 figures.write(body);

@@ -1,5 +1,6 @@
 //! Each chunk by all stacks with room: what one loses or delays another one brings. Bulk gets no copy from a stack that
-//! is slower, as that has no room.
+//! is slower, as that has no room. A stack that is late gets its copy, too: where little is sent, one lost packet makes it
+//! look so.
 
 use super::{Picks, Schedule, Stack, with_room};
 
@@ -7,7 +8,14 @@ pub(super) struct Redundant;
 
 impl Schedule for Redundant {
     fn pick(&mut self, stacks: &[Stack], _backlog: u64) -> Picks {
-        with_room(stacks).fold(Picks::NONE, |all, (place, _)| all.and(place))
+        if with_room(stacks).next().is_none() {
+            return Picks::NONE;
+        }
+        let all = stacks
+            .iter()
+            .enumerate()
+            .filter(|(_, stack)| stack.has_room);
+        all.fold(Picks::NONE, |all, (place, _)| all.and(place))
     }
 }
 
@@ -23,5 +31,9 @@ mod tests {
         assert_eq!(Redundant.pick(&[a, b, c], 1), Picks::one(0).and(1).and(2));
         let stacks = [a, full(b, 1), c];
         assert_eq!(Redundant.pick(&stacks, 1), Picks::one(0).and(2));
+        let late = Stack { is_late: true, ..a };
+        assert_eq!(Redundant.pick(&[late, c], 1), Picks::one(0).and(1));
+        let none = Redundant.pick(&[late, full(c, 1)], 1);
+        assert_eq!(none, Picks::NONE, "the one that delivers comes first");
     }
 }

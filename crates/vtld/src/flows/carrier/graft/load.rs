@@ -16,6 +16,8 @@ use super::{moving::Graft, session::Session};
 const UNSENT: Duration = Duration::from_millis(10);
 /// The same of a slow session, packets.
 const MIN_UNSENT: u64 = 16;
+/// Maximum number of packets that are kept track of: more than a window.
+const MOST_MARKS: usize = 65_536;
 /// Allowance for the time that acknowledgements take beyond the round-trip time.
 const SLACK: Duration = Duration::from_millis(5);
 
@@ -33,7 +35,7 @@ pub(super) struct Loads {
     delivered: Cell<u64>,
     /// Packets that are not acknowledged, and how far they go in the bytes of chunks.
     marks: RefCell<VecDeque<(u64, u64)>>,
-    /// What was heard of the peer last, and when; or when nothing was in flight.
+    /// What was heard of the peer last, and when; or when everything was acknowledged.
     heard: Cell<Option<(u64, Instant)>>,
 }
 
@@ -59,6 +61,12 @@ impl Loads {
         self.placed.set(self.placed.get() + bytes as u64);
         if self.is_used.get() {
             let mut marks = self.marks.borrow_mut();
+            if marks.len() > MOST_MARKS {
+                // Nobody has looked for long.
+                marks.clear();
+                self.is_used.set(false);
+                return;
+            }
             match marks.back_mut() {
                 Some((last, placed)) if *last == number => *placed = self.placed.get(),
                 _ => marks.push_back((number, self.placed.get())),
@@ -78,10 +86,12 @@ impl Loads {
         self.delivered.get()
     }
 
-    /// Whether nothing was heard for longer than acknowledgements take, although something is in flight.
-    fn is_late(&self, heard: u64, in_flight: u64, patience: Duration) -> bool {
+    /// Whether nothing was heard for longer than acknowledgements take, although something is not acknowledged.
+    fn is_late(&self, heard: u64, unacknowledged: u64, patience: Duration) -> bool {
         match self.heard.get() {
-            Some((before, since)) if before == heard && in_flight > 0 => since.elapsed() > patience,
+            Some((before, since)) if before == heard && unacknowledged > 0 => {
+                since.elapsed() > patience
+            }
             _ => {
                 self.heard.set(Some((heard, Instant::now())));
                 false
@@ -97,6 +107,8 @@ pub(super) struct Sending {
     cwnd: u64,
     pacing_gap_ns: u64,
     in_flight: u64,
+    /// Sent, and not acknowledged: unlike the above it is 0 once everything is.
+    unacknowledged: u64,
     next: u64,
     heard: u64,
 }
@@ -109,6 +121,7 @@ impl Session {
             cwnd: entry.cwnd(),
             pacing_gap_ns: entry.pacing_gap_ns(),
             in_flight: entry.in_flight(),
+            unacknowledged: entry.unacknowledged(),
             next: entry.next(),
             heard: entry.heard(),
         })
@@ -155,7 +168,7 @@ impl Graft {
             rate,
             unacked: (sending.in_flight + unsent) * payload,
             has_room: u128::from(unsent) < may_wait.max(MIN_UNSENT.into()),
-            is_late: loads.is_late(sending.heard, sending.in_flight, patience),
+            is_late: loads.is_late(sending.heard, sending.unacknowledged, patience),
             given: loads.given.get(),
             delivered: loads.delivered(acknowledged),
         })
