@@ -46,6 +46,7 @@ mod require;
 mod restart;
 mod rules;
 mod select;
+mod stacks;
 mod succession;
 mod systemd;
 mod talk;

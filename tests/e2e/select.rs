@@ -64,13 +64,6 @@ impl World {
         server
     }
 
-    /// The congestion controls of the server's connections to the client's daemon: flows and control connections.
-    fn controls(&self) -> Vec<String> {
-        let connections = self.testbed.congestion_controls(Host::Server).expect("ss");
-        let of_flows = connections.into_iter().filter(|c| c.local.port() == PORT);
-        of_flows.map(|c| c.name).collect()
-    }
-
     /// curl with the carrier `auto`.
     fn auto_curl(&self, args: &[&str]) -> Process {
         let curl = ["run", "--carrier", "auto", "--", "curl", "--noproxy", "*"];
@@ -236,7 +229,13 @@ fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
         world.testbed.tune_tcp(host, "cubic").expect("tuned");
     }
     let mut transfer = Transfer::download(world);
-    let has_bbr = |transfer: &Transfer| transfer.world.controls().iter().any(|of| of == "bbr");
+    let has_bbr = |transfer: &Transfer| {
+        transfer
+            .world
+            .controls(Host::Server)
+            .iter()
+            .any(|of| of == "bbr")
+    };
     until("BBR", || has_bbr(&transfer));
     transfer.goes_by("tcp", "auto: graft:stream for rtt");
     assert_eq!(transfer.chosen()["carrier"], "tcp:bbr");

@@ -230,12 +230,17 @@ impl Session<'_> {
         let fresh = producer
             .min(load(atomic!(AtomicU64, self.tx.limit)))
             .saturating_sub(next);
+        let room = load(atomic!(AtomicU64, self.tx.cwnd)).saturating_sub(self.in_flight());
+        room.min(fresh + u64::from(lost))
+    }
+
+    /// Packets in flight: sent, and neither delivered nor given up.
+    pub fn in_flight(&self) -> u64 {
+        let load = |at: &AtomicU64| at.load(Ordering::Relaxed);
         let out = load(atomic!(AtomicU64, self.tx.delivered))
             + load(atomic!(AtomicU64, self.tx.lost_total))
             + load(atomic!(AtomicU64, self.tx.abandoned));
-        let in_flight = load(atomic!(AtomicU64, self.tx.sent)).saturating_sub(out);
-        let room = load(atomic!(AtomicU64, self.tx.cwnd)).saturating_sub(in_flight);
-        room.min(fresh + u64::from(lost))
+        load(atomic!(AtomicU64, self.tx.sent)).saturating_sub(out)
     }
 
     /// Transmissions of DATA so far.

@@ -54,7 +54,8 @@ struct CarrierArg {
     /// they run (vtl select); `tcp`, TCP as it is;
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (stream, hybla,
     /// vegas, westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
-    /// `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
+    /// `multipath`, sessions on several paths at once, `multipath:SCHEDULER` by ecf, lowest-rtt, weighted,
+    /// round-robin, redundant or primary (docs/stacks.md); `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
     /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
     /// `dccp-ccid3`
     #[arg(long, value_name = "NAME")]

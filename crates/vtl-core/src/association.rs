@@ -13,6 +13,7 @@
 //! by all, and again if a carrier breaks that may have lost it.
 
 mod early;
+mod hearing;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,6 +25,7 @@ use vtl_proto::frame::{self, CarrierId, FlowId, Frame, FrameError, ResetCode, Ru
 
 use crate::flow::{Chunk, Flow, Loses, Path, Violation};
 use early::{EarlyChunk, EarlyFlows};
+use hearing::Hearing;
 
 /// Initial receive window of a flow, bytes: its share of `FIRST_WINDOWS`, clamped to `LEAST_WINDOW` and
 /// `FIRST_WINDOW`.
@@ -68,7 +70,7 @@ struct Entry {
     /// Its share of [`Association::memory`], bytes.
     memory: u64,
     /// The carrier by which a chunk of this flow arrived last.
-    heard_by: Option<CarrierId>,
+    heard: Hearing,
     confirm_by: Option<CarrierId>,
     attach: Option<Run>,
     attach_told: Told,
@@ -88,6 +90,8 @@ struct Entry {
 pub struct Association {
     /// Maximum receive window of each flow, bytes.
     window: u64,
+    /// The peer spreads its flows over all carriers.
+    is_spread: bool,
     carriers: BTreeMap<CarrierId, Carrier>,
     flows: BTreeMap<FlowId, Entry>,
     early: EarlyFlows,
@@ -105,6 +109,7 @@ impl Association {
     pub fn new(window: u64) -> Self {
         Self {
             window,
+            is_spread: false,
             carriers: BTreeMap::new(),
             flows: BTreeMap::new(),
             early: EarlyFlows::default(),
@@ -133,6 +138,11 @@ impl Association {
         self.carriers.insert(id, carrier);
         // Runs, ends, losses and resets are sent by every carrier, also by later ones.
         self.all_owe();
+    }
+
+    /// Notes whether the peer spreads its flows over all carriers.
+    pub fn set_spread(&mut self, is_spread: bool) {
+        self.is_spread = is_spread;
     }
 
     /// Whether flows have to keep the carrier's chunks for retransmission.
@@ -186,7 +196,7 @@ impl Association {
                 let _ = entry.flow.send.confirmed(0, false, limit, false);
             }
             for chunk in early.chunks {
-                entry.heard_by = Some(chunk.carrier);
+                entry.heard.note(chunk.carrier, self.is_spread);
                 if entry
                     .chunk(chunk.offset, &chunk.bytes, chunk.fin, chunk.urgent)
                     .is_err()
@@ -402,7 +412,7 @@ impl Association {
         if entry.flow.error().is_some() {
             return;
         }
-        entry.heard_by = Some(carrier);
+        entry.heard.note(carrier, self.is_spread);
         if entry.flow.is_refused() {
             entry.rejects = true;
             return self.touch(flow);
@@ -431,7 +441,7 @@ impl Association {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
-        entry.heard_by = Some(carrier);
+        entry.heard.note(carrier, self.is_spread);
         let receive = &mut entry.flow.receive;
         let was_full = receive.tcp_room() == 0;
         receive.note_given(len);
@@ -459,6 +469,9 @@ impl Association {
         };
         if entry.flow.error().is_some() {
             return; // the flow has been reset already
+        }
+        if matches!(frame, Frame::Chunk { .. }) {
+            entry.heard.note(carrier, self.is_spread);
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);
@@ -559,7 +572,7 @@ impl Entry {
         Self {
             flow: Flow::new(window, max_window),
             memory: 0,
-            heard_by: None,
+            heard: Hearing::default(),
             confirm_by: None,
             attach: None,
             attach_told: Told::default(),
@@ -583,7 +596,6 @@ impl Entry {
     ) -> Result<(), Violation> {
         match frame {
             Frame::Chunk { .. } if self.flow.is_refused() => {
-                self.heard_by = Some(carrier);
                 self.rejects = true;
                 Ok(())
             }
@@ -600,7 +612,6 @@ impl Entry {
                 urgent,
                 ..
             } => {
-                self.heard_by = Some(carrier);
                 let result = self.chunk(offset, bytes, fin, urgent);
                 self.note_overtaken(carrier, carriers);
                 result
@@ -661,7 +672,8 @@ impl Entry {
     /// Carrier for CONFIRM: the one by which the peer was last heard if it is reliable, or else any.
     fn confirms_by(&self, carriers: &BTreeMap<CarrierId, Carrier>) -> Option<CarrierId> {
         let mut reliable = carriers.iter().filter(|(_, carrier)| !carrier.loses);
-        self.heard_by
+        self.heard
+            .by()
             .filter(|id| carriers.get(id).is_some_and(|carrier| !carrier.loses))
             .or_else(|| reliable.next().map(|(id, _)| *id))
     }
@@ -769,7 +781,7 @@ impl Entry {
         if self.confirm_by.take_if(|by| *by == id).is_some() {
             self.flow.receive.confirm_lost();
         }
-        self.heard_by.take_if(|by| *by == id);
+        self.heard.broken(id);
         for told in [
             &mut self.attach_told,
             &mut self.attached_told,

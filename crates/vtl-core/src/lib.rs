@@ -3,7 +3,8 @@
 //!
 //! Flows that belong to no carrier (`PROTOCOL.md`, section 7):
 //! - [`flow`]: one application's byte stream: path selection, credit, retransmission, reassembly;
-//! - [`association`]: all flows and carriers between two hosts, and their control frames.
+//! - [`association`]: all flows and carriers between two hosts, and their control frames;
+//! - [`stacks`]: by which of several carriers a flow's next bytes go.
 //!
 //! A flow keeps its own TCP connection from its first byte to its last; its bytes take that connection or a
 //! carrier of the association.
@@ -25,6 +26,7 @@ pub mod profile;
 pub mod reconfigure;
 pub mod select;
 pub mod session;
+pub mod stacks;
 
 pub use association::Association;
 pub use flow::Flow;

@@ -64,6 +64,81 @@ impl Kind {
     }
 }
 
+/// Decides by which stack, a carrier on a path, the bytes of a flow go that is spread over several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheduler {
+    /// Where they arrive first, those that wait behind them considered (ECF, Lim et al., CoNEXT 2017).
+    #[default]
+    Ecf,
+    /// The lowest round-trip time of those with room.
+    LowestRtt,
+    /// In proportion to delivery rates.
+    Weighted,
+    /// In turn.
+    RoundRobin,
+    /// By all with room: the first copy counts.
+    Redundant,
+    /// The first path; others only while that one does not deliver.
+    Primary,
+}
+
+impl Scheduler {
+    /// All schedulers.
+    pub const ALL: [Self; 6] = [
+        Self::Ecf,
+        Self::LowestRtt,
+        Self::Weighted,
+        Self::RoundRobin,
+        Self::Redundant,
+        Self::Primary,
+    ];
+
+    /// The scheduler's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ecf => "ecf",
+            Self::LowestRtt => "lowest-rtt",
+            Self::Weighted => "weighted",
+            Self::RoundRobin => "round-robin",
+            Self::Redundant => "redundant",
+            Self::Primary => "primary",
+        }
+    }
+
+    /// Finds a scheduler by its name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|scheduler| scheduler.name() == name)
+    }
+
+    /// The scheduler's number in PREFER, three bits.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Ecf => 0,
+            Self::LowestRtt => 1,
+            Self::Weighted => 2,
+            Self::RoundRobin => 3,
+            Self::Redundant => 4,
+            Self::Primary => 5,
+        }
+    }
+
+    /// The scheduler with the number in the lowest three bits; [`Scheduler::Ecf`] for one that this host does not know.
+    pub fn numbered(number: u8) -> Self {
+        let all = Self::ALL.into_iter();
+        let mut found = all.filter(|scheduler| scheduler.number() == number & 7);
+        found.next().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -83,5 +158,17 @@ mod tests {
         }
         assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4, 5]);
         assert_eq!((Kind::named("udp"), Kind::numbered(0)), (None, None));
+    }
+
+    #[test]
+    fn scheduler__is_found_by_name_and_number() {
+        for scheduler in Scheduler::ALL {
+            assert_eq!(Scheduler::named(scheduler.name()), Some(scheduler));
+            assert_eq!(Scheduler::numbered(scheduler.number()), scheduler);
+            assert_eq!(Scheduler::numbered(scheduler.number() | 8), scheduler);
+        }
+        assert_eq!(Scheduler::ALL.map(Scheduler::number), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(Scheduler::named("best"), None);
+        assert_eq!([6, 7].map(Scheduler::numbered), [Scheduler::Ecf; 2]);
     }
 }

@@ -14,12 +14,16 @@
 //! |                      body (len bytes) ...                     |
 //! ```
 
+mod addresses;
 mod figures;
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::carrier::Scheduler;
+
+pub use addresses::{Addresses, MAX_ADDRESSES};
 pub use figures::Figures;
 
 /// Length of a frame's header, bytes.
@@ -56,6 +60,7 @@ const GRANT: u8 = 19;
 const REFUSE: u8 = 20;
 const CERTIFICATE: u8 = 21;
 const FIGURES: u8 = 22;
+const ADDRESSES: u8 = 23;
 
 /// Body of HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
@@ -67,6 +72,12 @@ const PREFERS: u64 = 1 << 41;
 const BBR: u64 = 1 << 42;
 /// Flag in PREFER's offset: the sender asks for FIGURES.
 const ASKS: u64 = 1 << 43;
+/// Flag in PREFER's offset: flows are spread over all carriers, by the scheduler in the three bits above.
+const SPREADS: u64 = 1 << 44;
+/// Lowest bit of the scheduler's number in PREFER's offset.
+const SCHEDULER: u32 = 45;
+/// Lowest bit of the path in HELLO's offset.
+const PATH: u32 = 32;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -291,6 +302,8 @@ pub enum Frame<'a> {
         tag: u32,
         /// On a control connection, from the server: it accepts TLS here.
         tls: bool,
+        /// The carrier's path; 0 that of the control connection. Older hosts send 0, and ignore it.
+        path: u8,
     },
     /// PREFER, a HELLO behind the first on a control connection, from the association's opener: its flows are to go by
     /// this carrier from now on, in both directions. Older hosts ignore it.
@@ -304,10 +317,16 @@ pub enum Frame<'a> {
         bbr: bool,
         /// The sender asks for FIGURES. Older hosts ignore it.
         asks: bool,
+        /// The flows are spread over all carriers of the association, in both directions, by this scheduler, and the
+        /// sender asks for ADDRESSES. Older hosts ignore it.
+        spread: Option<Scheduler>,
     },
     /// FIGURES: the state of the path in the direction in which the sender sends. For associations whose opener has
     /// asked, by the control connection, at most once a second.
     Figures(Figures),
+    /// ADDRESSES: the sender's further addresses, all that there are. For associations whose opener has asked (PREFER), by
+    /// a control connection inside TLS.
+    Addresses(Addresses<'a>),
     /// ASK: requests a carrier of this kind.
     Ask {
         /// [`Kind::number`](crate::carrier::Kind::number).
@@ -379,6 +398,7 @@ impl<'a> Frame<'a> {
             | Self::Hello { .. }
             | Self::Prefer { .. }
             | Self::Figures(_)
+            | Self::Addresses(_)
             | Self::Ask { .. }
             | Self::Grant { .. }
             | Self::Refuse { .. }
@@ -406,6 +426,7 @@ impl<'a> Frame<'a> {
             HELLO => MAGIC.len(),
             GRANT => 2 + CRYPTO,
             FIGURES => figures::LEN,
+            ADDRESSES => addresses::whole(len),
             CERTIFICATE => len.min(MAX_CERTIFICATE),
             ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
@@ -458,19 +479,9 @@ impl<'a> Frame<'a> {
             },
             REJECT => Self::Reject { flow },
             HELLO if body != MAGIC => return Err(FrameError::Magic),
-            HELLO if offset & PREFERS != 0 => Self::Prefer {
-                carrier: CarrierId { opener, number },
-                tag: offset as u32,
-                bbr: offset & BBR != 0,
-                asks: offset & ASKS != 0,
-            },
+            HELLO => Self::hello(CarrierId { opener, number }, offset),
             FIGURES => Self::Figures(Figures::parse(body, flags & AT_LEAST != 0)),
-            // Truncated on purpose: bits above are reserved, eight of them for the carrier's path.
-            HELLO => Self::Hello {
-                carrier: CarrierId { opener, number },
-                tag: offset as u32,
-                tls: offset & TLS != 0,
-            },
+            ADDRESSES => Self::Addresses(Addresses::parse(body)),
             ASK => Self::Ask {
                 kind: number,
                 seals: offset & SEALS != 0,
@@ -495,6 +506,27 @@ impl<'a> Frame<'a> {
         Ok(frame)
     }
 
+    /// HELLO, or PREFER, by its offset. Truncated on purpose: bits above the tag have their own meaning, or none.
+    fn hello(carrier: CarrierId, offset: u64) -> Self {
+        let has = |flag: u64| offset & flag != 0;
+        let tag = offset as u32;
+        match has(PREFERS) {
+            true => Self::Prefer {
+                carrier,
+                tag,
+                bbr: has(BBR),
+                asks: has(ASKS),
+                spread: has(SPREADS).then(|| Scheduler::numbered((offset >> SCHEDULER) as u8)),
+            },
+            false => Self::Hello {
+                carrier,
+                tag,
+                tls: has(TLS),
+                path: (offset >> PATH) as u8,
+            },
+        }
+    }
+
     /// Length of the frame, bytes.
     pub fn wire_len(&self) -> usize {
         HEADER
@@ -505,8 +537,31 @@ impl<'a> Frame<'a> {
                 Self::Hello { .. } | Self::Prefer { .. } => MAGIC.len(),
                 Self::Grant { .. } => 2 + CRYPTO,
                 Self::Figures(_) => figures::LEN,
+                Self::Addresses(addresses) => addresses.as_bytes().len(),
                 _ => 0,
             }
+    }
+
+    /// The offset of HELLO and PREFER.
+    fn hello_offset(&self) -> u64 {
+        let flag = |set: bool, flag: u64| if set { flag } else { 0 };
+        match *self {
+            Self::Hello { tag, tls, path, .. } => {
+                u64::from(tag) | u64::from(path) << PATH | flag(tls, TLS)
+            }
+            Self::Prefer {
+                tag,
+                bbr,
+                asks,
+                spread,
+                ..
+            } => {
+                let number = |by: Scheduler| u64::from(by.number()) << SCHEDULER;
+                let spread = spread.map_or(0, |by| SPREADS | number(by));
+                u64::from(tag) | PREFERS | flag(bbr, BBR) | flag(asks, ASKS) | spread
+            }
+            _ => 0,
+        }
     }
 
     /// Writes the frame to the beginning of `buffer`; returns its length in bytes, or `None` without room.
@@ -556,27 +611,27 @@ impl<'a> Frame<'a> {
             }
             Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
             Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
-            Self::Hello { carrier, tag, tls } => {
+            Self::Hello { carrier, .. } | Self::Prefer { carrier, .. } => {
                 body.copy_from_slice(MAGIC);
-                let offset = u64::from(tag) | if tls { TLS } else { 0 };
-                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
-            }
-            Self::Prefer {
-                carrier,
-                tag,
-                bbr,
-                asks,
-            } => {
-                body.copy_from_slice(MAGIC);
-                let flags = if bbr { BBR } else { 0 } | if asks { ASKS } else { 0 };
-                let offset = u64::from(tag) | PREFERS | flags;
-                header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
+                header(
+                    carrier.opener,
+                    carrier.number,
+                    4,
+                    HELLO,
+                    0,
+                    self.hello_offset(),
+                )
             }
             Self::Figures(figures) => {
                 figures.write(body);
                 let len = u16::try_from(figures::LEN).ok()?;
                 let flags = bit(figures.at_least, AT_LEAST);
                 header(Side::Local, 0, len, FIGURES, flags, 0)
+            }
+            Self::Addresses(addresses) => {
+                body.copy_from_slice(addresses.as_bytes());
+                let len = u16::try_from(body.len()).ok()?;
+                header(Side::Local, 0, len, ADDRESSES, 0, 0)
             }
             Self::Ask { kind, seals } => {
                 let offset = if seals { SEALS } else { 0 };
@@ -650,6 +705,8 @@ mod tests {
 
     use super::*;
 
+    const ADDRESSES_OF_TWO: [u8; 32] = [1; 32];
+
     fn any_flow() -> impl Strategy<Value = FlowId> {
         (any::<bool>(), any::<u32>()).prop_map(|(local, number)| FlowId {
             opener: if local { Side::Local } else { Side::Peer },
@@ -659,7 +716,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..24) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..25) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -671,7 +728,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..15,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..16,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -683,7 +740,7 @@ mod tests {
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
-                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin },
+                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin, path: offset as u8 },
                 7 => Frame::Ask { kind: number, seals: fin },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
                 9 => Frame::Refuse { kind: number },
@@ -691,11 +748,13 @@ mod tests {
                 11 => Frame::Certificate { bytes: &bytes },
                 12 => Frame::Prefer {
                     carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, bbr: fin, asks: offset % 2 == 0,
+                    spread: (offset % 3 == 0).then(|| Scheduler::numbered(number as u8)),
                 },
                 13 => Frame::Figures(Figures {
                     rate: offset, at_least: fin, min_rtt_us: number, loss_ppm: fin.then_some(number % 1_000_001),
                     burst_milli: number, packets: number,
                 }),
+                14 => Frame::Addresses(Addresses::parse(&ADDRESSES_OF_TWO)),
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

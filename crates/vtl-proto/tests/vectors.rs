@@ -214,6 +214,49 @@ fn describe_flows(mut payload: &[u8]) -> String {
     }
 }
 
+/// A carrier as its opener and number.
+fn named(carrier: frame::CarrierId) -> String {
+    let opener = if carrier.opener == Side::Local {
+        "l"
+    } else {
+        "p"
+    };
+    format!("{opener}{}", carrier.number)
+}
+
+/// HELLO, or PREFER.
+fn describe_hello(frame: &frame::Frame<'_>) -> String {
+    use frame::Frame;
+    match *frame {
+        Frame::Hello {
+            carrier,
+            tag,
+            tls,
+            path,
+        } => {
+            let tls = if tls { " tls" } else { "" };
+            let path = match path {
+                0 => String::new(),
+                path => format!(" path={path}"),
+            };
+            format!("{} hello tag={tag}{tls}{path}", named(carrier))
+        }
+        Frame::Prefer {
+            carrier,
+            tag,
+            bbr,
+            asks,
+            spread,
+        } => {
+            let bbr = if bbr { " bbr" } else { "" };
+            let asks = if asks { " asks" } else { "" };
+            let spread = spread.map_or(String::new(), |by| format!(" spread={by}"));
+            format!("{} prefer tag={tag}{bbr}{asks}{spread}", named(carrier))
+        }
+        _ => unreachable!("neither"),
+    }
+}
+
 fn describe_flow(frame: &frame::Frame<'_>) -> String {
     use frame::Frame;
     let mark = |set: bool, mark: &'static str| if set { mark } else { "" };
@@ -255,37 +298,9 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
         }
         Frame::Reject { flow } => format!("{flow} reject"),
         Frame::Broken { carrier } => {
-            let opener = if carrier.opener == Side::Local {
-                "l"
-            } else {
-                "p"
-            };
-            format!("{opener}{} broken", carrier.number)
+            format!("{} broken", named(carrier))
         }
-        Frame::Hello { carrier, tag, tls } => {
-            let opener = if carrier.opener == Side::Local {
-                "l"
-            } else {
-                "p"
-            };
-            let tls = if tls { " tls" } else { "" };
-            format!("{opener}{} hello tag={tag}{tls}", carrier.number)
-        }
-        Frame::Prefer {
-            carrier,
-            tag,
-            bbr,
-            asks,
-        } => {
-            let opener = if carrier.opener == Side::Local {
-                "l"
-            } else {
-                "p"
-            };
-            let bbr = if bbr { " bbr" } else { "" };
-            let asks = if asks { " asks" } else { "" };
-            format!("{opener}{} prefer tag={tag}{bbr}{asks}", carrier.number)
-        }
+        Frame::Hello { .. } | Frame::Prefer { .. } => describe_hello(frame),
         Frame::Figures(figures) => {
             let loss = figures
                 .loss_ppm
@@ -298,6 +313,16 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
                 figures.burst_milli,
                 figures.packets
             )
+        }
+        Frame::Addresses(addresses) if addresses.iter().next().is_none() => {
+            "addresses -".to_owned()
+        }
+        Frame::Addresses(addresses) => {
+            let all: Vec<_> = addresses
+                .iter()
+                .map(|address| address.to_string())
+                .collect();
+            format!("addresses {}", all.join(","))
         }
         Frame::Ask { kind, seals } => {
             let seals = if seals { " seals" } else { "" };

@@ -554,6 +554,7 @@ fn wish(session: SessionRequest) -> Result<Wish, String> {
         wanted: session.requirements,
         graft: session.graft,
         params: session.params.into_iter().collect(),
+        from: None,
     })
 }
 

@@ -78,7 +78,7 @@ const ROUTE: usize = 12;
 const RTA_MARK: u16 = 16;
 
 /// Looks up the interface of the route between these addresses.
-fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
+pub(crate) fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let route = SockProtocol::NetlinkRoute;
     let socket: OwnedFd =

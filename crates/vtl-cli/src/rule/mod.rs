@@ -100,8 +100,8 @@ pub(crate) struct AddArgs {
     )]
     listen: Vec<u16>,
     /// What they travel by: `best`, sessions with hosts that run VTL; `tcp`; `tcp:CONTROL`, TCP
-    /// under a congestion control; `auto`, what suits path and application; `graft:NAME`, sessions over a graft; and what else
-    /// `vtl run --help` names
+    /// under a congestion control; `auto`, what suits path and application; `graft:NAME`, sessions over a graft;
+    /// `multipath`, sessions on several paths at once; and what else `vtl run --help` names
     #[arg(long, value_name = "NAME", required_unless_present_any = ["bypass", "listen", "services"])]
     carrier: Option<String>,
     /// With --listen: TCP to clients without VTL is sent under this congestion control

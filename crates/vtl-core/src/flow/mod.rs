@@ -5,7 +5,7 @@ mod receive;
 mod send;
 
 pub use receive::ReceiveHalf;
-pub use send::{Loses, Next, Path, SendHalf};
+pub use send::{Given, Hastened, Loses, Next, Path, SendHalf};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

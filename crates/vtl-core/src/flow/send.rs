@@ -1,5 +1,9 @@
 //! The sending half of a flow: path selection, credit, retransmission by another path.
 
+mod spread;
+
+pub use spread::{Given, Hastened};
+
 use std::{
     collections::{BTreeMap, VecDeque},
     mem,
@@ -74,6 +78,9 @@ impl Connection {
 struct Retained {
     carrier: CarrierId,
     chunk: Chunk,
+    /// Sent by one of several stacks.
+    #[serde(skip)]
+    spread: Option<spread::Sent>,
 }
 
 /// Content of LOSES: the offset from which on chunks may get lost. Of two messages, the later one has the
@@ -386,9 +393,14 @@ impl SendHalf {
     /// Notes that `len` bytes of the chunk that [`SendHalf::next`] returned last were sent by the current path.
     /// `retain`: the carrier does not give back undelivered chunks.
     pub fn sent_again(&mut self, len: usize, retain: bool) {
-        let Some((_, mut chunk)) = self.returned.pop_first() else {
-            return;
-        };
+        if let Some(chunk) = self.take_returned(len) {
+            self.account(chunk, retain);
+        }
+    }
+
+    /// Takes the first `len` bytes of the first chunk that waits for retransmission.
+    fn take_returned(&mut self, len: usize) -> Option<Chunk> {
+        let (_, mut chunk) = self.returned.pop_first()?;
         let rest = chunk.bytes.split_off(len.min(chunk.bytes.len()));
         if !rest.is_empty() {
             let offset = chunk.end();
@@ -399,18 +411,23 @@ impl SendHalf {
             };
             self.returned.insert(offset, rest);
         }
-        self.account(chunk, retain);
+        Some(chunk)
     }
 
     /// Notes that these bytes, the next ones of the application, were sent by the current path.
     pub fn sent_new(&mut self, bytes: Bytes, urgent: bool, retain: bool) {
+        let chunk = self.new_chunk(bytes, urgent);
+        self.account(chunk, retain);
+    }
+
+    fn new_chunk(&mut self, bytes: Bytes, urgent: bool) -> Chunk {
         let chunk = Chunk {
             offset: self.next,
             bytes,
             urgent,
         };
         self.next = chunk.end();
-        self.account(chunk, retain);
+        chunk
     }
 
     /// Notes that the TCP connection was shut down for writing behind all bytes.
@@ -422,7 +439,12 @@ impl SendHalf {
         match self.path {
             Path::Tcp => self.tcp.position += chunk.bytes.len() as u64,
             Path::Carrier(carrier) if retain || !self.known || self.is_losing() => {
-                self.retained.push_back(Retained { carrier, chunk });
+                let spread = None;
+                self.retained.push_back(Retained {
+                    carrier,
+                    chunk,
+                    spread,
+                });
             }
             Path::Carrier(_) => {}
         }
@@ -537,7 +559,9 @@ impl SendHalf {
             .partition::<VecDeque<_>, _>(|retained| is_meant(retained));
         self.retained = kept;
         for retained in back {
-            self.give_back_chunk(&retained.chunk);
+            if !self.has_copy(&retained) {
+                self.give_back_chunk(&retained.chunk);
+            }
         }
     }
 

@@ -156,6 +156,7 @@ mod tests {
                 tag: 0x0102_0304,
                 bbr,
                 asks,
+                spread: None,
             });
             let wanted = [
                 0, 0, 0, 3, 0, 4, 17, 1, 0, 0, flags, 0, 1, 2, 3, 4, 86, 84, 76, 50,

@@ -79,7 +79,7 @@ pub(super) fn built_in() -> vtl_pool::Result<Pool> {
 pub(crate) fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
-        None => {}
+        None | Some(Over::Spread(_)) => {}
         Some(Over::Lossy(name)) => {
             wish = Wish {
                 graft: Some(name.clone()),
@@ -279,7 +279,7 @@ impl GraftPool {
     pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
             Over::Graft(name) => name,
-            Over::Services(_) | Over::Lossy(_) => {
+            Over::Services(_) | Over::Lossy(_) | Over::Spread(_) => {
                 return self.candidates(&wish(Some(over))).map(|_| ());
             }
         };

@@ -541,6 +541,7 @@ pub fn start(
             memory: config.flow_memory,
             from: config.from.clone(),
             seals: config.seals_flows,
+            scope: config.scope.clone(),
             selection: Arc::new(selection),
         }),
         pulse: Arc::clone(&pulse),

@@ -237,14 +237,14 @@ fn unfragmented(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     }
 }
 
-/// Looks up the local address and the MTU of the route to a destination. Sends nothing.
-pub(super) fn route(to: IpAddr) -> io::Result<(IpAddr, u32)> {
+/// Looks up the local address and the MTU of the route to a destination, from that address if there is one. Sends nothing.
+pub(super) fn route(to: IpAddr, from: Option<IpAddr>) -> io::Result<(IpAddr, u32)> {
     let any: IpAddr = if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
     } else {
         Ipv6Addr::UNSPECIFIED.into()
     };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    let socket = UdpSocket::bind(SocketAddr::new(from.unwrap_or(any), 0))?;
     socket.connect(SocketAddr::new(to, 9))?;
     let (level, name) = if to.is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_MTU)

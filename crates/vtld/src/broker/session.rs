@@ -208,6 +208,8 @@ pub struct Wish {
     pub graft: Option<String>,
     /// Parameters of that graft, for both directions; defaults for the others.
     pub params: Vec<(String, u32)>,
+    /// The local address; `None`: the route's.
+    pub(crate) from: Option<IpAddr>,
 }
 
 impl From<Services> for Wish {

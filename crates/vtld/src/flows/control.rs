@@ -321,11 +321,12 @@ pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Ite
 }
 
 /// The first frame on a carrier, HELLO.
-pub(super) fn hello(carrier: CarrierId, tag: u32) -> Frame<'static> {
+pub(super) fn hello(carrier: CarrierId, tag: u32, path: u8) -> Frame<'static> {
     Frame::Hello {
         carrier,
         tag,
         tls: false,
+        path,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Moves the bytes of one flow between the application, the flow's TCP connection, and carriers.
 
+mod spread;
+
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
@@ -32,6 +34,7 @@ use super::{
     socket::{self, Got, read},
 };
 use crate::{broker::set_linger, hooker::ClientAddressGuard, netmon::TcpWatch, option, urgent};
+use spread::Spreading;
 
 /// Maximum size of a read from a socket, and of a chunk, bytes.
 const CHUNK: usize = 64 << 10;
@@ -384,6 +387,7 @@ impl Mover<'_> {
     async fn send(&self) -> Result<(), Reset> {
         let pending = &self.state.pending;
         let mut lack = None;
+        let mut spreading: Option<Spreading> = None;
         loop {
             let (path, next, is_complete) = self.with(|flow| {
                 let path = flow.send.path();
@@ -404,6 +408,14 @@ impl Mover<'_> {
             }
             if path == Path::Tcp && next.is_none() && self.id.requires_carrier() {
                 self.await_carrier(&mut lack).await?;
+                continue;
+            }
+            if let Some(kind) = self.peer.scheduler().filter(|_| self.may_spread(path)) {
+                let spreading = match &mut spreading {
+                    Some(spreading) if spreading.is(kind) => spreading,
+                    spreading => spreading.insert(Spreading::new(kind)),
+                };
+                self.spread(spreading, path, next).await?;
                 continue;
             }
             match next {
@@ -445,6 +457,16 @@ impl Mover<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the flow may go by several carriers instead of its path: neither by its TCP connection, nor pinned by hand,
+    /// nor by a carrier that takes no part.
+    fn may_spread(&self, path: Path) -> bool {
+        let Path::Carrier(id) = path else {
+            return false;
+        };
+        let carrier = self.peer.carrier(id);
+        !self.state.stays.get() && carrier.is_some_and(|carrier| carrier.stack(id).is_some())
     }
 
     /// Waits for a change, for a flow that requires a carrier and has none. `lack`: since when bytes have been waiting,

@@ -7,6 +7,7 @@ use tokio::{
     task::spawn_local,
     time::{sleep, timeout},
 };
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
     frame::{Frame, Side},
@@ -129,7 +130,9 @@ impl Flows {
                         };
                         promised.filter(is_his).map(|(peer, _)| peer)
                     }
-                    Shown::Association { peer, tag } => flows.opened_by(peer, tag).await,
+                    Shown::Association { peer, tag, shown } => {
+                        flows.opened_by(peer, tag, shown).await
+                    }
                 };
                 if let Some(peer) = peer {
                     tracing::debug!(peer = %peer.key.peer, carrier = %kind, "carrier: accepted");
@@ -152,17 +155,23 @@ impl Flows {
     }
 
     /// Finds the association that a peer has opened with this tag; waits up to [`EARLY`], since the carrier may arrive
-    /// first.
-    async fn opened_by(&self, address: IpAddr, tag: u32) -> Option<Rc<Peer>> {
+    /// first. `shown`: the key that the carrier has shown, by which it is found from other addresses of the peer.
+    async fn opened_by(
+        &self,
+        address: IpAddr,
+        tag: u32,
+        shown: Option<PublicKey>,
+    ) -> Option<Rc<Peer>> {
         let find = || {
             let is_it = |peer: &Rc<Peer>| {
                 let Key {
                     opener,
-                    peer,
+                    peer: at,
                     tag: t,
                     ..
                 } = peer.key;
-                (opener, peer.to_canonical(), t) == (Side::Peer, address, tag)
+                let is_here = at.to_canonical() == address;
+                (opener, t) == (Side::Peer, tag) && (is_here || peer.may_be_elsewhere(shown))
             };
             self.peers().into_iter().find(is_it)
         };

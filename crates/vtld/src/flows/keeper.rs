@@ -45,7 +45,7 @@ const WORTH: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(1);
 
 /// Exponential back-off between attempts.
-struct Pauses {
+pub(super) struct Pauses {
     /// The next pause.
     pause: Duration,
     /// Counts events after which an attempt is worth it at once, such as a restart of the peer's daemon.
@@ -55,7 +55,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    fn new(signs: fn(&Peer) -> u64) -> Self {
+    pub(super) fn new(signs: fn(&Peer) -> u64) -> Self {
         Self {
             pause: PAUSE,
             signs,
@@ -83,7 +83,7 @@ impl Pauses {
     }
 
     /// Waits for the back-off, and starts the next attempt.
-    async fn wait(&mut self, peer: &Peer) {
+    pub(super) async fn wait(&mut self, peer: &Peer) {
         if self.last.is_some_and(|(last, _)| last.elapsed() >= WORTH) {
             self.pause = PAUSE;
         }
@@ -123,6 +123,7 @@ impl Flows {
         tokio::select! {
             () = carriers => {}
             () = self.open_sessions(&peer) => {}
+            () = self.open_stacks(&peer) => {}
             () = peer.idle(IDLE) => {}
         }
         self.end(&peer);
@@ -204,7 +205,7 @@ impl Flows {
         // Attempts that failed without a daemon there may succeed now.
         peer.note_succession();
         let id = peer.next_carrier();
-        let said = control.say(hello(id, peer.key.tag)).await;
+        let said = control.say(hello(id, peer.key.tag, 0)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
         self.control(peer, id, control).await;
         Ok(())
@@ -289,6 +290,7 @@ impl Flows {
                     answer(kind, None);
                 }
                 Frame::Figures(figures) => peer.note_figures(told(&figures)),
+                Frame::Addresses(addresses) if control.has_tls() => peer.note_addresses(addresses),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -410,6 +412,7 @@ impl Flows {
             rtt,
             over: over.clone(),
             encrypted: peer.requires_encryption(),
+            path: 0,
         };
         let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
@@ -463,8 +466,15 @@ impl Flows {
                     tag,
                     bbr,
                     asks,
+                    spread,
                 } if tag == peer.key.tag => {
-                    if peer.note_preferred(Preference { carrier, bbr, asks }) {
+                    let preference = Preference {
+                        carrier,
+                        bbr,
+                        asks,
+                        spread,
+                    };
+                    if peer.note_preferred(preference) {
                         self.follow_preferred_control(&peer);
                     }
                     None
@@ -488,6 +498,7 @@ impl Flows {
             // Returns at once if its id was used before.
             _ = peer.run(id, control.clone(), receiving) => {}
             () = self.tell_figures(&peer, &control) => {}
+            () = self.tell_addresses(&peer, &control) => {}
         }
         peer.lost_control(&control);
     }
@@ -505,6 +516,7 @@ async fn tell_preferred(peer: &Peer, id: CarrierId, control: &Control) {
             tag: peer.key.tag,
             bbr: next.bbr,
             asks: next.asks,
+            spread: next.spread,
         };
         if control.say(prefer).await.is_err() {
             return;
@@ -523,6 +535,7 @@ fn greeting(peer: &Peer) -> Frame<'static> {
         carrier: unnumbered,
         tag: peer.key.tag,
         tls: true,
+        path: 0,
     }
 }
 

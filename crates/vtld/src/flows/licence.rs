@@ -39,6 +39,8 @@ pub(super) struct Licence {
     /// The kernel probes often.
     is_asked: Cell<bool>,
     is_void: Cell<bool>,
+    /// The flow goes by other paths as well, which the connection says nothing about.
+    is_waived: Cell<bool>,
     moved: Notify,
     valid: Notify,
 }
@@ -77,8 +79,16 @@ impl Licence {
         }
     }
 
+    /// Whether the flow must not use carriers.
     pub(super) fn is_void(&self) -> bool {
-        self.is_void.get()
+        self.is_void.get() && !self.is_waived.get()
+    }
+
+    /// Sets whether the flow may use carriers although the connection does not get through.
+    pub(super) fn set_waived(&self, is_waived: bool) {
+        if self.is_waived.replace(is_waived) != is_waived {
+            self.valid.notify_waiters();
+        }
     }
 
     /// Sets whether the connection has failed to get through.
@@ -105,13 +115,13 @@ impl Licence {
             ask(tcp, OFTEN_S, AGAIN_S);
             let began = Instant::now();
             let mut last_moved = began;
-            while last_moved.elapsed() < RESTS || self.is_void() {
+            while last_moved.elapsed() < RESTS || self.is_void.get() {
                 if self.has_moved.take() {
                     last_moved = Instant::now();
                 }
                 sleep(LOOK).await;
                 let is_void = age(tcp).min(began.elapsed()) > FRESH;
-                if self.is_void() != is_void {
+                if self.is_void.get() != is_void {
                     last_moved = Instant::now();
                     ask(tcp, OFTEN_S, if is_void { WAITING_S } else { AGAIN_S });
                 }

@@ -7,6 +7,8 @@
 //! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
 //! - `budget.rs`: the memory budget.
+//! - `stacks.rs`: opens sessions on further paths, and tells peers this host's further addresses (`addresses.rs`);
+//!   `flow/spread.rs`: spreads a flow over all of them.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
 //! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by what is known of them, as a rule's
 //!   conditions say, or the model (`select.rs`).
@@ -15,6 +17,7 @@
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
 //! all on one thread (`thread.rs`).
 
+mod addresses;
 mod budget;
 mod carrier;
 mod congestion;
@@ -31,6 +34,7 @@ mod profile;
 mod reconfigure;
 mod select;
 mod socket;
+mod stacks;
 mod thread;
 
 use std::{
@@ -54,6 +58,7 @@ use vtl_proto::{
 };
 
 use crate::{
+    Scope,
     broker::{self, random_token},
     hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
@@ -61,6 +66,7 @@ use crate::{
     selection::Selection,
 };
 
+use addresses::Addresses;
 use budget::Budget;
 use carrier::Endpoint;
 pub use carrier::process::{drop_privileges, run};
@@ -243,6 +249,8 @@ pub(crate) struct Limits {
     pub(crate) from: Vec<Prefix>,
     /// Whether carriers that this host opens are encrypted, if the peer supports it.
     pub(crate) seals: bool,
+    /// The interfaces that VTL uses.
+    pub(crate) scope: Scope,
     /// Whether the model chooses for the carrier `auto`.
     pub(crate) selection: Arc<Selection>,
 }
@@ -268,6 +276,8 @@ pub(crate) struct Flows {
     endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
     /// Networks of carriers that arrived before their associations.
     early: RefCell<Vec<Network>>,
+    /// This host's addresses, watched once they are of interest.
+    addresses: RefCell<Option<Rc<Addresses>>>,
     /// Outstanding grants, by token.
     promises: RefCell<HashMap<u64, Promise>>,
 }
@@ -292,6 +302,7 @@ impl Flows {
             started: Cell::new(0),
             endpoints: RefCell::default(),
             early: RefCell::default(),
+            addresses: RefCell::default(),
             promises: RefCell::default(),
         })
     }

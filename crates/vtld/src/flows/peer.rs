@@ -4,6 +4,7 @@ mod choice;
 mod commands;
 mod identity;
 mod measure;
+mod stacks;
 
 use std::{
     cell::{Cell, RefCell, RefMut},
@@ -44,6 +45,7 @@ use crate::{
 };
 use choice::Choice;
 pub(super) use choice::Preference;
+use stacks::Stacks;
 
 /// Maximum number of carriers.
 const MOST_CARRIERS: usize = 16;
@@ -96,6 +98,8 @@ pub(super) struct Peer {
     desired: RefCell<Option<Desired>>,
     /// Which carrier of these the flows go by (`choice.rs`).
     choice: Choice,
+    /// Flows that are spread over several carriers (`stacks.rs`).
+    stacks: Stacks,
     /// What decides about it while flows run: conditions of the opener's rule, or the model (`reconfigure.rs`).
     pub(super) following: RefCell<Option<Rc<Following>>>,
     /// What the peer has told last of the path, in the direction in which it sends, and when.
@@ -149,6 +153,7 @@ impl Peer {
             last_carrier: Cell::new(0),
             desired: RefCell::default(),
             choice: Choice::default(),
+            stacks: Stacks::default(),
             following: RefCell::default(),
             told: Cell::default(),
             wanted: RefCell::default(),
@@ -297,6 +302,7 @@ impl Peer {
             self.require_encryption();
         }
         self.control_new(state);
+        state.licence.set_waived(self.is_elsewhere());
         self.flows.borrow_mut().insert(id, Rc::clone(state));
         self.changed.notify_waiters();
         let is_refused = match &beginning {
@@ -679,6 +685,7 @@ impl Peer {
         self.carriers.borrow_mut().insert(id, running);
         let loses = carrier.loses();
         self.core.borrow_mut().add_carrier(id, true, loses);
+        self.follow_spread();
         // Flows return to the best carrier.
         if self.best() == Some(id) {
             self.prefer_best();
@@ -704,6 +711,7 @@ impl Peer {
         let running = self.carriers.borrow_mut().remove(&id);
         self.forget_over(id);
         self.core.borrow_mut().carrier_broken(id, []);
+        self.follow_spread();
         // Also flows that were waiting for it.
         self.prefer_best();
         self.changed.notify_waiters();

@@ -80,6 +80,7 @@ pub(super) async fn broken(socket: &AsyncFd<TcpStream>) {
     }
 }
 
+nix::ioctl_read_bad!(waiting, nix::libc::FIONREAD, nix::libc::c_int);
 // SIOCOUTQ has this number on sockets.
 nix::ioctl_read_bad!(unsent, nix::libc::TIOCOUTQ, nix::libc::c_int);
 
@@ -125,6 +126,16 @@ pub(super) async fn read_exact<const N: usize>(socket: &AsyncFd<TcpStream>) -> i
         }
     }
     Ok(bytes)
+}
+
+/// Bytes received and not read.
+pub(super) fn unread(socket: &TcpStream) -> u64 {
+    let mut left = 0;
+    // SAFETY: it writes an int.
+    match unsafe { waiting(socket.as_raw_fd(), &mut left) } {
+        Ok(_) => u64::try_from(left).unwrap_or(0),
+        Err(_) => 0,
+    }
 }
 
 /// Bytes written and not acknowledged by the other end.

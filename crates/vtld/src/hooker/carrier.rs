@@ -10,7 +10,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
 use vtl_proto::{
-    carrier::{Kind, LOSSY},
+    carrier::{Kind, LOSSY, Scheduler},
     services::{Requirements, Services},
 };
 
@@ -38,6 +38,9 @@ pub enum Carrier {
     /// Sessions over the highest-ranked graft that provides these services besides those that every TCP connection
     /// needs; TCP to hosts without VTL. For rules.
     Services(Requirements),
+    /// `multipath` or `multipath:SCHEDULER`: sessions on several paths at once with peers that run VTL, over which each
+    /// flow is spread; TCP to others.
+    Multipath(Scheduler),
     /// `quic` and others: one carrier of this kind to each peer that runs VTL, shared by the flows; TCP to others.
     Flows(Kind),
     /// `udp` and others, for flows that are marked loss-tolerant: sessions over the graft of that
@@ -98,7 +101,9 @@ impl Carrier {
             Self::Auto => "who connects chooses by its path (hook the port without a carrier)",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
-            Self::Flows(_) => "who connects chooses it (hook the port without a carrier)",
+            Self::Flows(_) | Self::Multipath(_) => {
+                "who connects chooses it (hook the port without a carrier)"
+            }
             Self::Required(..) => {
                 "who connects requires a carrier (a packet filter decides which clients a port \
                  takes: docs/firewall.md)"
@@ -176,7 +181,11 @@ impl Carrier {
     /// Makes the carrier required (no fallback). `how`: the option that asks for it, named in errors.
     pub fn required(self, must: Must, how: &str) -> Result<Self, String> {
         let why = match self {
-            Self::Best | Self::Graft(_) | Self::Services(_) | Self::Flows(_) => {
+            Self::Best
+            | Self::Graft(_)
+            | Self::Services(_)
+            | Self::Flows(_)
+            | Self::Multipath(_) => {
                 return Ok(Self::Required(must, Box::new(self)));
             }
             Self::Auto => "where TCP is best for the path it chooses TCP",
@@ -186,7 +195,7 @@ impl Carrier {
             Self::Required(..) => "it is required already",
         };
         Err(format!(
-            "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, or one of {}",
+            "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, multipath, or one of {}",
             Kind::ALL.map(Kind::name).join(", ")
         ))
     }
@@ -221,15 +230,24 @@ impl FromStr for Carrier {
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
             None if text == "auto" => Ok(Self::Auto),
+            None if text == "multipath" => Ok(Self::Multipath(Scheduler::default())),
             None if let Some(kind) = Kind::named(text) => Ok(Self::Flows(kind)),
             None if let Some(name) = LOSSY.into_iter().find(|name| *name == text) => {
                 Ok(Self::Lossy(name))
             }
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
+            Some(("multipath", name)) => match Scheduler::named(name) {
+                Some(scheduler) => Ok(Self::Multipath(scheduler)),
+                None => Err(format!(
+                    "there is no carrier \"{}\": multipath has the schedulers {}",
+                    text.escape_debug(),
+                    Scheduler::ALL.map(Scheduler::name).join(", ")
+                )),
+            },
             Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
             _ => Err(format!(
                 "there is no carrier \"{}\": name auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
-                 (graft:cubic), {} or, for flows that may lose something, {}",
+                 (graft:cubic), multipath, multipath:SCHEDULER (multipath:redundant), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
                 Kind::ALL.map(Kind::name).join(", "),
                 LOSSY.join(", ")
@@ -247,6 +265,10 @@ impl fmt::Display for Carrier {
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
             Self::Services(wanted) => write!(f, "services {}", words(wanted)),
+            Self::Multipath(scheduler) if *scheduler == Scheduler::default() => {
+                f.write_str("multipath")
+            }
+            Self::Multipath(scheduler) => write!(f, "multipath:{scheduler}"),
             Self::Flows(kind) => kind.fmt(f),
             Self::Lossy(name) => f.write_str(name),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
@@ -287,6 +309,8 @@ pub enum Over {
     Services(Requirements),
     /// This lossy graft.
     Lossy(String),
+    /// The highest-ranked graft, on several paths, over which flows are spread by this scheduler.
+    Spread(Scheduler),
 }
 
 /// The wish of a hook for its connections.
@@ -321,6 +345,7 @@ impl Wish {
                 wish.encrypted = wanted.required().contains(Services::ENCRYPTION);
                 wish.required = wish.encrypted;
             }
+            Carrier::Multipath(scheduler) => wish.over = Some(Over::Spread(*scheduler).into()),
             Carrier::Flows(kind) => wish.kind = Some(*kind),
             Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
             Carrier::Required(must, carrier) => {
@@ -547,6 +572,8 @@ mod tests {
             "tcp:a-b_9",
             "auto",
             "graft:stream",
+            "multipath",
+            "multipath:redundant",
             "quic",
             "sctp",
             "udp",
@@ -598,6 +625,7 @@ mod tests {
             ("auto", false),
             ("quic", false),
             ("graft:x", false),
+            ("multipath:primary", false),
             ("tcp:bbr", true),
         ] {
             let carrier: Carrier = text.parse().unwrap();
@@ -676,6 +704,8 @@ mod tests {
             "tcp:sixteen-letters-",
             "best",
             "TCP",
+            "multipath:",
+            "multipath:fastest",
         ];
         for text in bad {
             let error = text.parse::<Carrier>().unwrap_err();

@@ -58,6 +58,7 @@ pub(crate) use handover::Handover;
 pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
 pub use steering::ClientAddressGuard;
+pub(crate) use steering::{drain, watch_interfaces};
 
 use crate::netmon::NetMonitor;
 

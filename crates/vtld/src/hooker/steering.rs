@@ -86,7 +86,7 @@ impl Interfaces {
 }
 
 /// A netlink socket that becomes readable when an interface or address of the host is added, removed or changed.
-pub(super) fn watch_interfaces() -> Result<OwnedFd, HookerError> {
+pub(crate) fn watch_interfaces() -> Result<OwnedFd, HookerError> {
     let open = || -> nix::Result<OwnedFd> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let route = SockProtocol::NetlinkRoute;
@@ -105,7 +105,7 @@ pub(super) fn watch_interfaces() -> Result<OwnedFd, HookerError> {
 }
 
 /// Empties a socket made by [`watch_interfaces`].
-pub(super) fn drain(socket: BorrowedFd<'_>) {
+pub(crate) fn drain(socket: BorrowedFd<'_>) {
     let mut buffer = [0; 8192];
     while nix::unistd::read(socket, &mut buffer).is_ok_and(|count| count > 0) {}
 }

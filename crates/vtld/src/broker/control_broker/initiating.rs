@@ -144,7 +144,7 @@ impl ControlBroker {
             return Err(format!("{peer} is not another host"));
         }
         let (local, mtu) =
-            raw::route(peer).map_err(|e| format!("there is no route to {peer}: {e}"))?;
+            raw::route(peer, wish.from).map_err(|e| format!("there is no route to {peer}: {e}"))?;
         if !self.config.scope.leads_to(peer, local, 0) {
             return Err(format!(
                 "{peer} is behind an interface that VTL is not for (vtld --interface)"

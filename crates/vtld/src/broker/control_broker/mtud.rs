@@ -89,7 +89,7 @@ impl ControlBroker {
         let (Some(session), Some(entry)) = (self.sessions.get_mut(sid), table.get(sid)) else {
             return;
         };
-        let peer = session.peer;
+        let (peer, local) = (session.peer, session.local);
         let (by_tcp, leads) = (session.may_go_by_tcp(), session.lifecycle.is_initiator());
         let probing = session.lifecycle.is_probing();
         let elsewhere = [0, intf::VTL_TUNNEL].contains(&entry.ifindex());
@@ -101,7 +101,7 @@ impl ControlBroker {
             out: entry.unacknowledged() > 0 || probing,
             rtt_ns: entry.measured_rtt().unwrap_or(INITIAL_RTT).as_nanos() as u64,
         };
-        let told = || raw::route(peer).map_or(0, |(_, mtu)| mtu);
+        let told = || raw::route(peer, Some(local)).map_or(0, |(_, mtu)| mtu);
         match path.poll(now, &at, told) {
             Step::Nothing => {}
             Step::UseTcp if leads => self.use_tcp(sid, now),

@@ -245,7 +245,7 @@ impl ControlBroker {
             Some(before) => before.aware.owner,
             None => self.listeners.owner(port).unwrap_or(0),
         };
-        let mtu = raw::route(received.from).map_or(1500, |(_, mtu)| mtu);
+        let mtu = raw::route(received.from, None).map_or(1500, |(_, mtu)| mtu);
         // Our cached path MTU is for our direction, and the peer may have sent early data.
         let max_payload = mtud::max_payload(mtu, received.from, Encapsulation::Native);
         let requested = request.early_with(choice);

@@ -381,7 +381,7 @@ impl Link for Framed {
             let mut reader = Reader::default();
             let id = match opened {
                 Some(id) => {
-                    let hello = emit(hello(id, peer.key.tag));
+                    let hello = emit(hello(id, peer.key.tag, 0));
                     self.pipe.put_control(hello).await.ok().map(|()| id)
                 }
                 None => timeout(HANDSHAKE, self.number(&peer, &mut reader))
@@ -394,7 +394,10 @@ impl Link for Framed {
             };
             if opened.is_none() && self.kind == Kind::Quic {
                 // With QUIC both sides send HELLO.
-                let _ = self.pipe.put_control(emit(hello(id, peer.key.tag))).await;
+                let _ = self
+                    .pipe
+                    .put_control(emit(hello(id, peer.key.tag, 0)))
+                    .await;
             }
             let carrier = Rc::from(self);
             let receiving = receive(Rc::clone(&carrier), Rc::clone(&peer), id, reader);

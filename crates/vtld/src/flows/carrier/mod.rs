@@ -25,7 +25,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use vtl_control::CarrierPath;
-use vtl_core::flow::Chunk;
+use vtl_core::{flow::Chunk, stacks::Stack};
+use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
     frame::{CRYPTO, CarrierId, FlowId},
@@ -91,6 +92,16 @@ pub(super) trait Carrier {
     /// Sends bytes of a flow.
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_>;
 
+    /// Its state for the schedulers of flows that are spread over several; `None`: it takes no part.
+    fn stack(&self, _id: CarrierId) -> Option<Stack> {
+        None
+    }
+
+    /// Takes a chunk of such a flow at once, or, false, not at all.
+    fn take_now(&self, _flow: FlowId, _chunk: Chunk) -> bool {
+        false
+    }
+
     /// Drops the state of a flow that has ended.
     fn forget(&self, flow: FlowId);
 
@@ -139,8 +150,12 @@ pub(super) trait Link {
 pub(super) enum Shown {
     /// By the token of the grant.
     Token(u64),
-    /// By the peer's address and the tag of an association that the peer has opened.
-    Association { peer: IpAddr, tag: u32 },
+    /// By the peer's address, or its key, and the tag of an association that the peer has opened.
+    Association {
+        peer: IpAddr,
+        tag: u32,
+        shown: Option<PublicKey>,
+    },
 }
 
 /// Channel of links opened by peers.
@@ -167,6 +182,8 @@ pub(super) struct ToOpen {
     pub(super) over: Option<Arc<Over>>,
     /// Encryption is required.
     pub(super) encrypted: bool,
+    /// Number of the path; 0: that of the flows' own connections, from the route's address.
+    pub(super) path: u8,
 }
 
 impl Granted {

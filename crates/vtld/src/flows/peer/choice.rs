@@ -11,7 +11,7 @@ use std::{
 
 use vtl_core::{Association, flow::Path};
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{Kind, Scheduler},
     frame::{CarrierId, FlowId, Side},
 };
 
@@ -50,14 +50,18 @@ pub(super) struct Choice {
     preferred: Cell<[Option<CarrierId>; 2]>,
     /// When the flows were moved there last,
     followed: Cell<Option<Instant>>,
-    /// and whether the peer has changed its mind since.
-    is_due: Cell<bool>,
+    /// and what it has said since.
+    due: Cell<Option<Preference>>,
     /// Whether BBR takes over the flows' TCP connections where the path loses packets, and whether the peer wants that, if
     /// it has opened the association.
     bbr: Cell<bool>,
     prefers_bbr: Cell<bool>,
-    /// Whether the peer has let BBR take over flows by their names, which says nothing once it has said more.
+    /// Whether the peer has let BBR take over flows by their names, which says nothing once it has said more,
     lets_bbr: Cell<bool>,
+    /// as it has by PREFER on this control connection.
+    has_preferred: Cell<bool>,
+    /// By which scheduler the peer, if it has opened the association, wants flows to be spread.
+    prefers_spread: Cell<Option<Scheduler>>,
     /// Whether the peer has asked for figures of the path.
     asked: Cell<bool>,
     /// Bytes sent and received by flows that have ended, older ones counting half as much with each.
@@ -73,6 +77,8 @@ pub(in super::super) struct Preference {
     pub(in super::super) bbr: bool,
     /// This host asks for figures of the path.
     pub(in super::super) asks: bool,
+    /// Flows are to be spread over all carriers by this scheduler, and this host asks for addresses.
+    pub(in super::super) spread: Option<Scheduler>,
 }
 
 fn add([a, b]: [u64; 2], [sent, received]: [u64; 2]) -> [u64; 2] {
@@ -82,7 +88,11 @@ fn add([a, b]: [u64; 2], [sent, received]: [u64; 2]) -> [u64; 2] {
 impl Peer {
     /// Sets the desired carrier of the flows; the first call decides.
     pub(in super::super) fn set_desired(&self, desired: Desired) {
-        self.desired.borrow_mut().get_or_insert(desired);
+        let is_first = self.desired.borrow().is_none();
+        if is_first {
+            self.desired.replace(Some(desired));
+            self.follow_spread();
+        }
     }
 
     /// Stops the need for carriers, and returns the flows' desired carrier.
@@ -118,6 +128,7 @@ impl Peer {
             return; // handed over, or not the opener
         }
         self.choice.target.replace(target);
+        self.follow_spread();
         self.prefer_best();
         self.changed.notify_waiters();
         self.turn();
@@ -129,6 +140,18 @@ impl Peer {
             Some(Some((kind, over))) => self.latest_of(kind, over.as_ref()).is_some(),
             Some(None) => true,
             None => false,
+        }
+    }
+
+    /// The scheduler by which flows are spread over the association's carriers.
+    pub(in super::super) fn scheduler(&self) -> Option<Scheduler> {
+        if self.key.opener == Side::Peer {
+            return self.choice.prefers_spread.get();
+        }
+        let (_, over) = self.target()??;
+        match over.as_deref() {
+            Some(Over::Spread(scheduler)) => Some(*scheduler),
+            _ => None,
         }
     }
 
@@ -179,6 +202,7 @@ impl Peer {
         let falls_back = target != Some(None) && !self.has_target() && self.serving().is_none();
         let lacks_target = lacks(&target) || falls_back && lacks(&self.desired_target());
         let is_wanted = self.wanted.borrow().contains(&kind.number());
+        let lacks_target = lacks_target && !(kind == Kind::Graft && self.lacks_own());
         let is_missing = lacks_target || is_wanted && self.latest(kind).is_none();
         is_missing && self.admitted.get() && self.has_room()
     }
@@ -226,6 +250,7 @@ impl Peer {
         latest(target)
             .or_else(|| self.serving())
             .or_else(|| latest(self.desired_target()))
+            .or_else(|| self.first_stack())
             .or_else(|| self.encrypted.get().then(|| self.latest_control())?)
             .map(Path::Carrier)
             .or_else(|| self.auto().is_some().then_some(Path::Tcp))
@@ -304,14 +329,18 @@ impl Peer {
     /// Whether a flow that is moved by hand to this path is pinned there: to the best one it need not be, unless that may
     /// change.
     pub(super) fn pins(&self, path: Path) -> bool {
-        let may_change = self.is_decided() || self.choice.preferred.get()[0].is_some();
+        let may_change = self.is_decided()
+            || self.choice.preferred.get()[0].is_some()
+            || self.scheduler().is_some();
         may_change || self.best().map(Path::Carrier) != Some(path)
     }
 
     /// What to tell the peer on this control connection: the carrier that this host prefers, and the connection itself for
     /// the flows' TCP connections. `None`: nothing, as nothing decides while flows run, or nothing is up.
     pub(in super::super) fn prefers(&self, control: CarrierId) -> Option<Preference> {
-        let path = self.is_decided().then(|| self.best_path())?;
+        let spread = self.scheduler();
+        let tells = self.is_decided() || spread.is_some();
+        let path = tells.then(|| self.best_path())?;
         Some(Preference {
             carrier: match path? {
                 Path::Carrier(id) => id,
@@ -319,56 +348,72 @@ impl Peer {
             },
             bbr: self.choice.bbr.get(),
             asks: self.auto().is_some(),
+            spread,
         })
     }
 
     /// Notes what the peer prefers, which has opened the association. The carrier may be on its way still. Returns whether
-    /// it is followed at once.
+    /// flows follow at once.
     pub(in super::super) fn note_preferred(&self, preference: Preference) -> bool {
-        let Preference { carrier, bbr, asks } = preference;
-        if (self.key.opener, carrier.opener) != (Side::Peer, Side::Peer) {
+        if (self.key.opener, preference.carrier.opener) != (Side::Peer, Side::Peer) {
             return false;
         }
-        if self.choice.asked.replace(asks) != asks {
+        if self.choice.asked.replace(preference.asks) != preference.asks {
             self.changed.notify_waiters();
         }
-        let [latest, former] = self.choice.preferred.get();
-        if latest == Some(carrier) && self.choice.prefers_bbr.get() == bbr {
+        self.choice.has_preferred.set(true);
+        self.choice.due.set(Some(preference));
+        let is_early = |at: Instant| at.elapsed() < FOLLOWING;
+        !self.choice.followed.get().is_some_and(is_early) && self.follow_preferred()
+    }
+
+    /// Moves the flows to what the peer prefers, if that has changed. Returns whether it has.
+    pub(super) fn follow_preferred(&self) -> bool {
+        let Some(preference) = self.choice.due.take() else {
+            return false;
+        };
+        let Preference {
+            carrier,
+            bbr,
+            spread,
+            ..
+        } = preference;
+        let choice = &self.choice;
+        let [latest, former] = choice.preferred.get();
+        let is_same = latest == Some(carrier)
+            && choice.prefers_bbr.get() == bbr
+            && choice.prefers_spread.get() == spread;
+        if is_same {
             return false;
         }
-        self.choice.prefers_bbr.set(bbr);
+        choice.followed.set(Some(Instant::now()));
+        choice.prefers_bbr.set(bbr);
+        choice.prefers_spread.set(spread);
         if latest != Some(carrier) {
             let is_up = |id: &CarrierId| self.path_of(*id).is_some();
             let former = latest.filter(is_up).or(former);
-            self.choice.preferred.set([Some(carrier), former]);
+            choice.preferred.set([Some(carrier), former]);
         }
-        self.choice.is_due.set(true);
-        let is_early = |at: Instant| at.elapsed() < FOLLOWING;
-        let is_now = !self.choice.followed.get().is_some_and(is_early);
-        if is_now {
-            self.follow_preferred();
-        }
-        is_now
-    }
-
-    /// Moves the flows to what the peer prefers, if that has changed.
-    pub(super) fn follow_preferred(&self) {
-        if self.choice.is_due.take() {
-            self.choice.followed.set(Some(Instant::now()));
-            self.prefer_best();
-            self.turn();
-        }
+        self.follow_spread();
+        self.prefer_best();
+        self.changed.notify_waiters();
+        self.turn();
+        true
     }
 
     /// Forgets what the peer wants besides a carrier: over another control connection it may be one that knows nothing of it.
     pub(in super::super) fn forget_wants(&self) {
         self.choice.asked.set(false);
+        self.choice.due.set(None);
+        self.choice.has_preferred.set(false);
         self.choice.prefers_bbr.set(self.choice.lets_bbr.get());
+        self.choice.prefers_spread.set(None);
+        self.follow_spread();
     }
 
     /// Notes that the peer lets BBR take over flows, by the name of one, unless it has said something of it already.
     pub(in super::super) fn note_lets_bbr(&self) {
-        if !self.choice.lets_bbr.replace(true) {
+        if !self.choice.lets_bbr.replace(true) && !self.choice.has_preferred.get() {
             self.choice.prefers_bbr.set(true);
         }
     }

@@ -4,6 +4,7 @@
 //! frame, HELLO, identifies the association. Each packet holds whole frames. Sessions over unreliable grafts
 //! (`lossy.rs`) carry chunks of loss-tolerant flows.
 
+mod load;
 mod lossy;
 mod moving;
 mod session;
@@ -162,7 +163,8 @@ impl Endpoint for Sessions {
             rtt,
             over,
             encrypted,
-            ..
+            path,
+            local,
         } = opening;
         Box::pin(async move {
             let to = Destination::Peer {
@@ -179,6 +181,7 @@ impl Endpoint for Sessions {
             let asked = spawn_blocking(move || {
                 let gone = || watch.strong_count() == 0;
                 let mut wish = wish(over.as_deref());
+                wish.from = (path != 0).then_some(local);
                 if encrypted {
                     wish.wanted.services = wish.wanted.services | Services::ENCRYPTION;
                 }
@@ -193,7 +196,7 @@ impl Endpoint for Sessions {
                 .map_err(io::Error::other)?
                 .map_err(io::Error::other)?;
             let session = Session::new(opened)?;
-            Ok(Box::new(Ready::new(session, None, rtt, &self.open)) as Box<dyn Link>)
+            Ok(Box::new(Ready::new(session, None, path, rtt, &self.open)) as Box<dyn Link>)
         })
     }
 
@@ -240,10 +243,11 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
-            if let Ok(Some((number, tag))) = hello {
-                let ready = Ready::new(session, Some(number), None, &open);
+            if let Ok(Some((number, tag, path))) = hello {
+                let shown = session.shown;
+                let ready = Ready::new(session, Some(number), path, None, &open);
                 // Fails if the daemon is ending.
-                let _ = arrivals.send((Shown::Association { peer, tag }, Box::new(ready)));
+                let _ = arrivals.send((Shown::Association { peer, tag, shown }, Box::new(ready)));
             }
         });
     }
@@ -262,15 +266,18 @@ impl Ready {
     fn new(
         session: Session,
         number: Option<CarrierId>,
+        path: u8,
         rtt: Option<Duration>,
         open: &Rc<Open>,
     ) -> Self {
         let graft = Rc::new(Graft::new(session));
+        let rtt = rtt.unwrap_or(RTT);
+        graft.loads.begin(path, rtt);
         open.grafts.borrow_mut().push(Rc::clone(&graft));
         Self {
             graft,
             number,
-            rtt: rtt.unwrap_or(RTT),
+            rtt,
             open: Rc::clone(open),
         }
     }
@@ -278,6 +285,10 @@ impl Ready {
     /// Authenticates the peer by the session's key. Without one: whether a session in the clear is acceptable.
     async fn is_admitted(&self, peer: &Peer) -> bool {
         let session = &self.graft.session;
+        if self.graft.loads.path() != 0 {
+            // Of another address, it must show the same key, and disturbs nothing if it does not.
+            return session.shown.is_some() && session.shown == peer.shown.get();
+        }
         let Some(shown) = session.shown else {
             return !session.is_clear || !peer.refuses_clear();
         };
@@ -313,7 +324,7 @@ impl Link for Ready {
                 if !self.is_admitted(&peer).await {
                     return;
                 }
-                let hello = emit(hello(id, peer.key.tag));
+                let hello = emit(hello(id, peer.key.tag, graft.loads.path()));
                 if session.loses {
                     if !graft.meet(&hello, opened.is_some(), self.rtt).await {
                         return;

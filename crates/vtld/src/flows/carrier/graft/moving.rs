@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, interval},
 };
 use vtl_control::CarrierPath;
-use vtl_core::flow::Chunk;
+use vtl_core::{flow::Chunk, stacks::Stack};
 use vtl_proto::{
     carrier::Kind,
     frame::{CarrierId, FlowId, Frame, FrameError, HEADER},
@@ -22,6 +22,7 @@ use vtl_proto::{
 use super::{
     super::{Carrier, Refused, SILENCE, TICK, Taking},
     Open, Peer,
+    load::Loads,
     lossy::Lossy,
     session::Session,
 };
@@ -43,11 +44,13 @@ pub(super) struct Graft {
     control: RefCell<VecDeque<Bytes>>,
     chunks: RefCell<VecDeque<(FlowId, Chunk)>>,
     /// Free bytes of the queues.
-    room: Semaphore,
+    pub(super) room: Semaphore,
     is_over: Cell<bool>,
     over: Notify,
     /// State of a lossy session.
     pub(super) lossy: Lossy,
+    /// What schedulers want to know.
+    pub(super) loads: Loads,
     /// Packets that were read out of order, by 64: bit n of word w is packet 64 w + n.
     seen: RefCell<BTreeMap<u64, u64>>,
 }
@@ -69,10 +72,17 @@ impl Carrier for Graft {
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
         Box::pin(async move {
             self.wait_for_room(chunk.bytes.len()).await?;
-            self.chunks.borrow_mut().push_back((flow, chunk));
-            self.fill();
+            self.push(flow, chunk);
             Ok(())
         })
+    }
+
+    fn stack(&self, id: CarrierId) -> Option<Stack> {
+        self.state(id)
+    }
+
+    fn take_now(&self, flow: FlowId, chunk: Chunk) -> bool {
+        self.push_now(flow, chunk)
     }
 
     fn loses(&self) -> bool {
@@ -114,8 +124,16 @@ impl Graft {
             is_over: Cell::new(false),
             over: Notify::new(),
             lossy: Lossy::default(),
+            loads: Loads::default(),
             seen: RefCell::default(),
         }
+    }
+
+    /// Queues a chunk for which there is room.
+    pub(super) fn push(&self, flow: FlowId, chunk: Chunk) {
+        self.loads.note_given(chunk.bytes.len());
+        self.chunks.borrow_mut().push_back((flow, chunk));
+        self.fill();
     }
 
     pub(super) fn end(&self) {
@@ -257,6 +275,7 @@ impl Graft {
             };
             used += frame.emit(&mut packet[used..]).unwrap_or(0);
             *taken += bytes.len();
+            self.loads.note_placed(number, bytes.len());
             chunk.offset += bytes.len() as u64;
             if self.session.loses {
                 self.lossy.note_sent(*flow, chunk.offset, number);
@@ -342,9 +361,9 @@ impl Graft {
     }
 
     /// Whether packets are read out of order: not on lossy sessions, which have no retransmissions to wait for, nor
-    /// with a single flow.
+    /// with a single flow, unless what it lacks may come by another session.
     fn reads_behind_gaps(&self, peer: &Peer) -> bool {
-        !self.session.loses && peer.has_flows_beside()
+        !self.session.loses && (peer.has_flows_beside() || peer.is_spread())
     }
 
     fn was_seen(&self, packet: u64) -> bool {

@@ -95,16 +95,16 @@ impl Session {
         })
     }
 
-    /// Waits for the peer's HELLO: the carrier's id, and the association's tag.
-    pub(super) async fn hello(&self) -> Option<(CarrierId, u32)> {
+    /// Waits for the peer's HELLO: the carrier's id, the association's tag, and the path.
+    pub(super) async fn hello(&self) -> Option<(CarrierId, u32, u8)> {
         let packet = tokio::select! {
             packet = self.first() => packet?,
             () = self.wake_up() => return None,
         };
         match Frame::take(&mut &packet[..]) {
-            Ok(Frame::Hello { carrier, tag, .. }) if carrier.opener == Side::Peer => {
-                Some((carrier, tag))
-            }
+            Ok(Frame::Hello {
+                carrier, tag, path, ..
+            }) if carrier.opener == Side::Peer => Some((carrier, tag, path)),
             _ => None,
         }
     }
@@ -203,7 +203,7 @@ impl Session {
     }
 
     /// Reads the session's entry in the kernel's table; `None` if the session has ended.
-    fn known<T>(&self, of: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
+    pub(super) fn known<T>(&self, of: impl FnOnce(Entry<'_>) -> T) -> Option<T> {
         let known = of(self.table.get(self.sid)?);
         // After the end the entry may be reused by another session; the ring signals the end before.
         self.rx.borrow().closed().is_none().then_some(known)

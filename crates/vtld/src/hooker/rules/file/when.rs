@@ -69,7 +69,11 @@ impl Source<'_> {
             return self.wrong(value.span(), text);
         };
         let why = match &carrier {
-            Carrier::Best | Carrier::Plain | Carrier::Graft(_) | Carrier::Flows(_) => {
+            Carrier::Best
+            | Carrier::Plain
+            | Carrier::Graft(_)
+            | Carrier::Multipath(_)
+            | Carrier::Flows(_) => {
                 return Ok((condition, carrier, at));
             }
             Carrier::Control(_) => "a running connection keeps its congestion control",
@@ -77,8 +81,8 @@ impl Source<'_> {
             _ => "what it loses is lost, and a condition is no reason to lose something",
         };
         let text = format!(
-            "{carrier} cannot take connections over: {why}; take best, tcp, graft:NAME, quic, sctp, \
-             kcp or mptcp"
+            "{carrier} cannot take connections over: {why}; take best, tcp, graft:NAME, multipath, quic, \
+             sctp, kcp or mptcp"
         );
         self.wrong(at, text)
     }
@@ -107,7 +111,8 @@ impl Source<'_> {
             About::Opened(_, action) => {
                 let text = format!(
                     "{action} goes past vtld, which then cannot move connections: when needs a rule \
-                     whose own carrier is best, services, graft:NAME, quic, sctp, kcp or mptcp"
+                     whose own carrier is best, services, graft:NAME, multipath, quic, sctp, kcp or \
+                     mptcp"
                 );
                 return self.wrong(at, text);
             }
