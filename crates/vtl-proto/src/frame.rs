@@ -16,7 +16,7 @@
 
 mod figures;
 
-use core::fmt;
+use core::{fmt, net::Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,10 @@ const GRANT: u8 = 19;
 const REFUSE: u8 = 20;
 const CERTIFICATE: u8 = 21;
 const FIGURES: u8 = 22;
+const GATEWAY: u8 = 24;
 
+/// Length of an address, bytes.
+const ADDRESS: usize = 16;
 /// Body of HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
 /// Flag in HELLO's offset: the sender can continue with TLS.
@@ -65,6 +68,8 @@ const PREFERS: u64 = 1 << 41;
 const BBR: u64 = 1 << 42;
 /// Flag in PREFER's offset: the sender asks for FIGURES.
 const ASKS: u64 = 1 << 43;
+/// Flag in HELLO's offset: the sender understands GATEWAY.
+const GATEWAYS: u64 = 1 << 48;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -284,6 +289,15 @@ pub enum Frame<'a> {
         tag: u32,
         /// On a control connection, from the server: it accepts TLS here.
         tls: bool,
+        /// On a control connection: the sender understands GATEWAY. Older hosts ignore it.
+        gateways: bool,
+    },
+    /// GATEWAY: the sender is a gateway for the host whose address the association has, and other carriers than flows'
+    /// TCP connections are between this address of its own and the receiver. Inside TLS on the control connection, to
+    /// hosts that understand it.
+    Gateway {
+        /// The sender's address; IPv4 mapped into IPv6.
+        address: Ipv6Addr,
     },
     /// PREFER, a HELLO behind the first on a control connection, from the association's opener: its flows are to go by
     /// this carrier from now on, in both directions. Older hosts ignore it.
@@ -369,6 +383,7 @@ impl<'a> Frame<'a> {
             | Self::Loses { flow, .. } => Some(flow),
             Self::Broken { .. }
             | Self::Hello { .. }
+            | Self::Gateway { .. }
             | Self::Prefer { .. }
             | Self::Figures(_)
             | Self::Ask { .. }
@@ -398,6 +413,7 @@ impl<'a> Frame<'a> {
             HELLO => MAGIC.len(),
             GRANT => 2 + CRYPTO,
             FIGURES => figures::LEN,
+            GATEWAY => ADDRESS,
             CERTIFICATE => len.min(MAX_CERTIFICATE),
             ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
             _ => return Err(FrameError::UnknownType(kind)),
@@ -462,7 +478,15 @@ impl<'a> Frame<'a> {
                 carrier: CarrierId { opener, number },
                 tag: offset as u32,
                 tls: offset & TLS != 0,
+                gateways: offset & GATEWAYS != 0,
             },
+            GATEWAY => {
+                let mut octets = [0; ADDRESS];
+                octets.copy_from_slice(body);
+                Self::Gateway {
+                    address: octets.into(),
+                }
+            }
             ASK => Self::Ask {
                 kind: number,
                 seals: offset & SEALS != 0,
@@ -497,6 +521,7 @@ impl<'a> Frame<'a> {
                 Self::Hello { .. } | Self::Prefer { .. } => MAGIC.len(),
                 Self::Grant { .. } => 2 + CRYPTO,
                 Self::Figures(_) => figures::LEN,
+                Self::Gateway { .. } => ADDRESS,
                 _ => 0,
             }
     }
@@ -548,9 +573,15 @@ impl<'a> Frame<'a> {
             }
             Self::Reject { flow } => header(flow.opener, flow.number, 0, REJECT, 0, 0),
             Self::Broken { carrier } => header(carrier.opener, carrier.number, 0, BROKEN, 0, 0),
-            Self::Hello { carrier, tag, tls } => {
+            Self::Hello {
+                carrier,
+                tag,
+                tls,
+                gateways,
+            } => {
                 body.copy_from_slice(MAGIC);
-                let offset = u64::from(tag) | if tls { TLS } else { 0 };
+                let flags = if tls { TLS } else { 0 } | if gateways { GATEWAYS } else { 0 };
+                let offset = u64::from(tag) | flags;
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
             }
             Self::Prefer {
@@ -563,6 +594,10 @@ impl<'a> Frame<'a> {
                 let flags = if bbr { BBR } else { 0 } | if asks { ASKS } else { 0 };
                 let offset = u64::from(tag) | PREFERS | flags;
                 header(carrier.opener, carrier.number, 4, HELLO, 0, offset)
+            }
+            Self::Gateway { address } => {
+                body.copy_from_slice(&address.octets());
+                header(Side::Local, 0, ADDRESS as u16, GATEWAY, 0, 0)
             }
             Self::Figures(figures) => {
                 figures.write(body);
@@ -651,7 +686,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..24) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..26) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -663,7 +698,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..15,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..16,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -675,7 +710,7 @@ mod tests {
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
-                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin },
+                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin, gateways: offset % 2 == 0 },
                 7 => Frame::Ask { kind: number, seals: fin },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
                 9 => Frame::Refuse { kind: number },
@@ -688,6 +723,7 @@ mod tests {
                     rate: offset, at_least: fin, min_rtt_us: number, loss_ppm: fin.then_some(number % 1_000_001),
                     burst_milli: number, packets: number,
                 }),
+                14 => Frame::Gateway { address: u128::from(offset).into() },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

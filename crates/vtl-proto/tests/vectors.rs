@@ -262,14 +262,20 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             };
             format!("{opener}{} broken", carrier.number)
         }
-        Frame::Hello { carrier, tag, tls } => {
+        Frame::Hello {
+            carrier,
+            tag,
+            tls,
+            gateways,
+        } => {
             let opener = if carrier.opener == Side::Local {
                 "l"
             } else {
                 "p"
             };
-            let tls = if tls { " tls" } else { "" };
-            format!("{opener}{} hello tag={tag}{tls}", carrier.number)
+            let tls = mark(tls, " tls");
+            let gateways = mark(gateways, " gateways");
+            format!("{opener}{} hello tag={tag}{tls}{gateways}", carrier.number)
         }
         Frame::Prefer {
             carrier,
@@ -286,6 +292,7 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             let asks = if asks { " asks" } else { "" };
             format!("{opener}{} prefer tag={tag}{bbr}{asks}", carrier.number)
         }
+        Frame::Gateway { address } => format!("gateway address={address}"),
         Frame::Figures(figures) => {
             let loss = figures
                 .loss_ppm

@@ -326,6 +326,7 @@ pub(super) fn hello(carrier: CarrierId, tag: u32) -> Frame<'static> {
         carrier,
         tag,
         tls: false,
+        gateways: true,
     }
 }
 

@@ -85,7 +85,7 @@ impl Flows {
             port,
             token,
             crypto,
-        } = match grantor.grant(peer.key.peer, rtt, seals) {
+        } = match grantor.grant(peer.host(), rtt, seals) {
             Ok(grant) => grant,
             Err(error) => {
                 tracing::warn!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot grant: peer refused");
@@ -158,11 +158,12 @@ impl Flows {
             let is_it = |peer: &Rc<Peer>| {
                 let Key {
                     opener,
-                    peer,
+                    peer: named,
                     tag: t,
                     ..
                 } = peer.key;
-                (opener, peer.to_canonical(), t) == (Side::Peer, address, tag)
+                let is_there = [named, peer.host()].iter().any(|it| it.to_canonical() == address);
+                is_there && (opener, t) == (Side::Peer, tag)
             };
             self.peers().into_iter().find(is_it)
         };

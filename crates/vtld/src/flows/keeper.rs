@@ -187,7 +187,7 @@ impl Flows {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let greeting = |frame: Frame<'_>| match frame {
-            Frame::Hello { tls, .. } => Some(tls),
+            Frame::Hello { tls, gateways, .. } => Some((tls, gateways)),
             _ => None,
         };
         let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
@@ -197,7 +197,7 @@ impl Flows {
             }
             return Err(io::ErrorKind::TimedOut.into());
         };
-        let Some(has_tls) = greeted? else {
+        let Some((has_tls, gateways)) = greeted? else {
             return Err(io::ErrorKind::Unsupported.into());
         };
         self.identify(peer, &control, has_tls).await?;
@@ -206,6 +206,7 @@ impl Flows {
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.tell_gateway(peer, &control, gateways).await;
         self.control(peer, id, control).await;
         Ok(())
     }
@@ -277,7 +278,7 @@ impl Flows {
                     token,
                     crypto,
                 } => {
-                    let to = SocketAddr::new(peer.key.peer, port);
+                    let to = SocketAddr::new(peer.host(), port);
                     let granted = Granted {
                         to,
                         token,
@@ -289,6 +290,7 @@ impl Flows {
                     answer(kind, None);
                 }
                 Frame::Figures(figures) => peer.note_figures(told(&figures)),
+                Frame::Gateway { address } => self.note_gateway(peer, &control, address.into()),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -341,9 +343,14 @@ impl Flows {
             if !peer.needs(Kind::Graft) {
                 continue;
             }
-            let granted = Granted::freely(peer.key.peer);
-            if let Err(error) = self.open_carrier(peer, Kind::Graft, granted, None).await {
-                tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
+            let host = peer.host();
+            let opening = self.open_carrier(peer, Kind::Graft, Granted::freely(host), None);
+            tokio::select! {
+                opened = opening => if let Err(error) = opened {
+                    tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
+                },
+                // The peer is a gateway: at once there.
+                () = peer.until(|peer| peer.host() != host) => pauses = Pauses::new(Peer::signs),
             }
         }
     }
@@ -406,7 +413,7 @@ impl Flows {
         let over = peer.over(kind);
         let opening = ToOpen {
             granted,
-            local: peer.key.local,
+            local: self.own_address(peer),
             rtt,
             over: over.clone(),
             encrypted: peer.requires_encryption(),
@@ -439,14 +446,16 @@ impl Flows {
             return tracing::debug!(%error, peer = %peer.key.peer, "association: no control connection");
         }
         let numbered = |frame: Frame<'_>| match frame {
-            Frame::Hello { carrier, tag, .. }
-                if tag == peer.key.tag && carrier.opener == Side::Peer =>
-            {
-                Some(carrier)
-            }
+            Frame::Hello {
+                carrier,
+                tag,
+                gateways,
+                ..
+            } if tag == peer.key.tag && carrier.opener == Side::Peer => Some((carrier, gateways)),
             _ => None,
         };
-        if let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await {
+        if let Ok(Ok(Some((id, gateways)))) = timeout(ANSWER, control.next(numbered)).await {
+            self.tell_gateway(&peer, &control, gateways).await;
             self.serve_controlled(peer, id, control).await;
         }
     }
@@ -465,6 +474,10 @@ impl Flows {
                     asks,
                 } if tag == peer.key.tag => {
                     peer.note_preferred(Preference { carrier, bbr, asks });
+                    None
+                }
+                Frame::Gateway { address } => {
+                    self.note_gateway(&peer, &control, address.into());
                     None
                 }
                 frame => {
@@ -521,6 +534,7 @@ fn greeting(peer: &Peer) -> Frame<'static> {
         carrier: unnumbered,
         tag: peer.key.tag,
         tls: true,
+        gateways: true,
     }
 }
 

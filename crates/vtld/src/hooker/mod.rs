@@ -319,6 +319,11 @@ impl Handle {
         discovery::connect_control(&self.shared, from, dest, name)
     }
 
+    /// This host's address in packets to `dest`. Sends nothing.
+    pub fn address_towards(&self, dest: SocketAddr) -> io::Result<IpAddr> {
+        sock::route_source(dest, 0)
+    }
+
     /// Whether the peer of a connection made by [`Handle::connect_control`], now established, speaks VTL.
     pub fn speaks_vtl(&self, stream: &TcpStream) -> bool {
         discovery::is_understood(&self.shared, stream)
