@@ -40,7 +40,7 @@ use crate::{
     broker::{self, Granted, Owner, Wish},
     caller::Caller,
     handover,
-    hooker::{self, Carrier, Hooked, Hooker},
+    hooker::{self, Carrier, Gateway, Hooked, Hooker},
     option::netns_cookie,
     panics::test_point,
     rules::{Keeper, is_regular},
@@ -391,6 +391,24 @@ impl Service {
                 self.remove_hook(&target)?;
                 plain(Done {})
             }
+            Request::GatewayAdd {
+                interface,
+                to,
+                ports,
+                carrier,
+            } => {
+                root("gateway add")?;
+                self.add_gateway(interface, &to, ports, carrier)?;
+                plain(Done {})
+            }
+            Request::GatewayList => plain(gateways(&*self.hooker()?)),
+            Request::GatewayRemove { interface } => {
+                root("gateway remove")?;
+                let hooker = self.hooker()?;
+                let removed = hooker.remove_gateway(&interface);
+                removed.map_err(|error| error.to_string())?;
+                plain(Done {})
+            }
             Request::RuleList { from } => plain(self.rules.list(from)?),
             Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
             Request::RuleCheck { name } => plain(self.check_rules(descriptors, &name)?),
@@ -463,6 +481,33 @@ impl Service {
         };
         let id = id.map_err(|e| e.to_string())?;
         Ok(HookAdded { id })
+    }
+
+    /// Makes this host a gateway at an interface.
+    fn add_gateway(
+        &self,
+        interface: String,
+        to: &[String],
+        ports: Vec<u16>,
+        carrier: Option<String>,
+    ) -> Result<(), Refusal> {
+        let prefix = |text: &String| {
+            text.parse()
+                .map_err(|error| format!("--to {text}: {error}"))
+        };
+        let to = to.iter().map(prefix).collect::<Result<_, String>>()?;
+        let spec = CarrierSpec {
+            carrier,
+            ..CarrierSpec::default()
+        };
+        let gateway = Gateway {
+            interface,
+            to,
+            ports,
+            carrier: self.carrier(&spec, false)?,
+        };
+        let added = self.hooker()?.add_gateway(gateway);
+        Ok(added.map_err(|error| error.to_string())?)
     }
 
     /// Removes the hook of a port or a cgroup.
@@ -585,6 +630,21 @@ fn hooks(hooker: &Hooker) -> Vec<Hook> {
         rule: hook.rule,
     };
     hooker.list().into_iter().map(row).collect()
+}
+
+fn gateways(hooker: &Hooker) -> vtl_control::Gateways {
+    let row = |listed: hooker::GatewayListed| vtl_control::Gateway {
+        to: listed.gateway.to.iter().map(ToString::to_string).collect(),
+        ports: listed.gateway.ports,
+        carrier: (listed.gateway.carrier != Carrier::Best)
+            .then(|| listed.gateway.carrier.to_string()),
+        interface: listed.gateway.interface,
+        absent: !listed.is_present,
+        connections: listed.carried,
+    };
+    vtl_control::Gateways {
+        gateways: hooker.gateways().into_iter().map(row).collect(),
+    }
 }
 
 /// Encodes a granted session. `near`: the application is in our network namespace; otherwise it must not get a

@@ -57,8 +57,7 @@ impl Flows {
     /// Notes the address that the peer, a gateway, has told on a control connection.
     pub(super) fn note_gateway(&self, peer: &Peer, control: &Control, address: IpAddr) {
         let address = address.to_canonical();
-        let is_odd =
-            address.is_loopback() || address.is_multicast() || address.is_unspecified();
+        let is_odd = address.is_loopback() || address.is_multicast() || address.is_unspecified();
         if is_odd || !control.has_tls() || peer.host() == address {
             return;
         }

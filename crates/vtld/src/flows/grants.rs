@@ -162,7 +162,9 @@ impl Flows {
                     tag: t,
                     ..
                 } = peer.key;
-                let is_there = [named, peer.host()].iter().any(|it| it.to_canonical() == address);
+                let is_there = [named, peer.host()]
+                    .iter()
+                    .any(|it| it.to_canonical() == address);
                 is_there && (opener, t) == (Side::Peer, tag)
             };
             self.peers().into_iter().find(is_it)

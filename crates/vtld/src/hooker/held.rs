@@ -160,7 +160,10 @@ impl Flows {
     }
 
     fn answer(&self, packet: &[u8], to: SocketAddr) {
-        self.answer.as_ref().unwrap_or(&self.inject).send(packet, to);
+        self.answer
+            .as_ref()
+            .unwrap_or(&self.inject)
+            .send(packet, to);
     }
 
     fn release(&self, ends: Ends) {
@@ -170,7 +173,11 @@ impl Flows {
     }
 
     /// Handles a SYN of a captured connect, from the ring. `Some` for a new connect; retransmissions are handled here.
-    pub(super) fn hold(self: &Arc<Self>, shared: &Arc<Shared>, event: &vtl_syn) -> Option<HeldConnect> {
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        event: &vtl_syn,
+    ) -> Option<HeldConnect> {
         let len = (event.len as usize).min(event.packet.len());
         let syn = SynPacket::parse(&event.packet[..len])?;
         let (app, dest) = (syn.source(), abi::socket_addr(&event.dest));

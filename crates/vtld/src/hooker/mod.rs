@@ -405,7 +405,8 @@ impl Hooker {
         let mark = random_mark().map_err(failed("get random bytes"))?;
         // Without IPv6 there is nothing to capture of it.
         let raw = Raw::open(mark).map_err(failed("open a raw socket (needs root)"))?;
-        let netns_cookie = sock::netns_cookie(raw.v4()).map_err(failed("identify the namespace"))?;
+        let netns_cookie =
+            sock::netns_cookie(raw.v4()).map_err(failed("identify the namespace"))?;
         let mut capture = inherited.capture.into_iter();
         let v4 = Bound::new(true, capture.next());
         let v4 = v4.map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;

@@ -227,9 +227,15 @@ impl Worker {
         loop {
             (0..self.listeners.capture.len()).for_each(|index| self.captured(index));
             (0..self.listeners.steer.len()).for_each(|index| self.steered(index));
-            let forwarded = self.gateway.as_ref().map_or(0, |input| input.listeners.len());
+            let forwarded = self
+                .gateway
+                .as_ref()
+                .map_or(0, |input| input.listeners.len());
             (0..forwarded).for_each(|index| self.forwarded(index));
-            let has_forwarded = self.gateway.as_ref().is_some_and(|g| g.flows.has_injected());
+            let has_forwarded = self
+                .gateway
+                .as_ref()
+                .is_some_and(|g| g.flows.has_injected());
             if !(self.shared.flows.has_injected() || has_forwarded) || began.elapsed() > PROMISED {
                 break;
             }
@@ -470,7 +476,9 @@ impl Worker {
         // SAFETY: the ring owns this descriptor and lives as long as the epoll instance.
         let ring = unsafe { BorrowedFd::borrow_raw(input.ring.epoll_fd()) };
         let listeners = input.listeners.iter().map(AsFd::as_fd);
-        let all = [(GATEWAY_SYNS, ring)].into_iter().chain((GATEWAY..ATTEMPTS).zip(listeners));
+        let all = [(GATEWAY_SYNS, ring)]
+            .into_iter()
+            .chain((GATEWAY..ATTEMPTS).zip(listeners));
         for (token, fd) in all {
             let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
             if let Err(error) = self.epoll.add(fd, event) {
@@ -481,7 +489,9 @@ impl Worker {
     }
 
     fn forwarded_syns(&mut self) {
-        let Some(input) = &mut self.gateway else { return };
+        let Some(input) = &mut self.gateway else {
+            return;
+        };
         if let Err(error) = input.ring.consume() {
             tracing::warn!(%error, "gateway: cannot read held SYNs");
         }

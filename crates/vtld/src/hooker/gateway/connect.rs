@@ -37,10 +37,11 @@ pub(in super::super) fn open(
     let [src, dest] = [held.src(), held.dest()];
     if !is_tracked() {
         match open_from(shared, src, dest, offer) {
-            Err(error) if matches!(
-                error.raw_os_error(),
-                Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES)
-            ) => {}
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES)
+                ) => {}
             result => return result,
         }
     }

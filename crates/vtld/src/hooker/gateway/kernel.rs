@@ -210,7 +210,12 @@ impl Kernel {
                 has_prefixes: (!gateway.to.is_empty()).into(),
                 has_ports: (!gateway.ports.is_empty()).into(),
             };
-            put(&self.hops, "vtl_gateway_hops", &ifindex.to_ne_bytes(), bytes_of(&hop))?;
+            put(
+                &self.hops,
+                "vtl_gateway_hops",
+                &ifindex.to_ne_bytes(),
+                bytes_of(&hop),
+            )?;
         }
         Ok(())
     }

@@ -155,7 +155,9 @@ impl Gateways {
             return Ok(());
         };
         kernel.attach(&shared.config.scope)?;
-        shared.is_gateway.store(!self.entries.is_empty(), Ordering::Relaxed);
+        shared
+            .is_gateway
+            .store(!self.entries.is_empty(), Ordering::Relaxed);
         kernel.set(self.entries.iter().map(|entry| &entry.gateway))
     }
 

@@ -185,7 +185,9 @@ fn change(socket: &OwnedFd, object: &Object, is_new: bool) -> io::Result<()> {
     let mut answer = [0; 1024];
     // The kernel answers synchronously.
     let got = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
-    let errno = answer[..got].get(HEADER..).and_then(|rest| rest.first_chunk());
+    let errno = answer[..got]
+        .get(HEADER..)
+        .and_then(|rest| rest.first_chunk());
     match errno.map(|errno| i32::from_ne_bytes(*errno)) {
         Some(0) => Ok(()),
         Some(errno) => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
@@ -224,7 +226,12 @@ mod tests {
         }
         let elsewhere = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a namespace");
-            assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().is_ok());
+            assert!(
+                Command::new("ip")
+                    .args(["link", "set", "lo", "up"])
+                    .status()
+                    .is_ok()
+            );
             let before = ["-4", "-6"].map(|family| shown(family, &["rule"]));
             let table = VTL_GATEWAY_TABLE.to_string();
             let first = Routes::add().expect("routes");
@@ -232,7 +239,11 @@ mod tests {
             let again = Routes::add().expect("routes");
             for family in ["-4", "-6"] {
                 let rules = shown(family, &["rule"]);
-                assert_eq!(rules.lines().count(), 7 - usize::from(family == "-6"), "{rules}");
+                assert_eq!(
+                    rules.lines().count(),
+                    7 - usize::from(family == "-6"),
+                    "{rules}"
+                );
                 let routes = shown(family, &["route", "show", "table", &table]);
                 assert!(routes.contains("local default dev lo"), "{routes}");
             }
