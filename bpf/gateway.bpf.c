@@ -151,6 +151,8 @@ static __always_inline int tell(struct __sk_buff *skb, __u32 len, __u32 hop, int
     s->ifindex = hop;
     s->outside = outside;
     s->flow = *flow;
+    /* clang knows that headers are no longer, but the verifier does not. */
+    asm volatile("" : "+r"(len));
     if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(struct tcphdr) ||
         load_ip(skb, 0, s->packet, len)) {
         bpf_ringbuf_discard(s, 0);
