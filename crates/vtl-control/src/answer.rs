@@ -110,6 +110,9 @@ pub struct Status {
     /// Near hosts, over a clean path: connections to them go past the daemon unless they name a carrier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<IpAddr>,
+    /// The gateways.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<Gateway>,
 }
 
 /// A network interface.

@@ -341,6 +341,7 @@ impl Service {
                 plain(Status {
                     hooks: hooks(&hooker),
                     near: hooker.near_hosts(),
+                    gateways: gateways(&hooker),
                     ..status
                 })
             }
@@ -401,7 +402,9 @@ impl Service {
                 self.add_gateway(interface, &to, ports, carrier)?;
                 plain(Done {})
             }
-            Request::GatewayList => plain(gateways(&*self.hooker()?)),
+            Request::GatewayList => plain(vtl_control::Gateways {
+                gateways: gateways(&*self.hooker()?),
+            }),
             Request::GatewayRemove { interface } => {
                 root("gateway remove")?;
                 let hooker = self.hooker()?;
@@ -632,7 +635,7 @@ fn hooks(hooker: &Hooker) -> Vec<Hook> {
     hooker.list().into_iter().map(row).collect()
 }
 
-fn gateways(hooker: &Hooker) -> vtl_control::Gateways {
+fn gateways(hooker: &Hooker) -> Vec<vtl_control::Gateway> {
     let row = |listed: hooker::GatewayListed| vtl_control::Gateway {
         to: listed.gateway.to.iter().map(ToString::to_string).collect(),
         ports: listed.gateway.ports,
@@ -642,9 +645,7 @@ fn gateways(hooker: &Hooker) -> vtl_control::Gateways {
         absent: !listed.is_present,
         connections: listed.carried,
     };
-    vtl_control::Gateways {
-        gateways: hooker.gateways().into_iter().map(row).collect(),
-    }
+    hooker.gateways().into_iter().map(row).collect()
 }
 
 /// Encodes a granted session. `near`: the application is in our network namespace; otherwise it must not get a

@@ -113,6 +113,11 @@ pub enum HookerError {
         "a gateway cannot have the carrier {0}: it forwards what it cannot carry; take best, auto, graft:NAME, or another kind of carrier"
     )]
     NotForGateways(String),
+    /// Accepted connections inherit marks.
+    #[error(
+        "a gateway's connections would inherit its mark: sysctl net.ipv4.tcp_fwmark_accept=0 first"
+    )]
+    MarksAccepted,
     /// Too many prefixes and ports.
     #[error("all gateways together have at most {0} prefixes, and as many ports")]
     TooManyFilters(u32),

@@ -125,6 +125,10 @@ impl Gateways {
         let Some(wish) = Wish::new(&gateway.carrier).filter(|wish| !wish.required) else {
             return Err(HookerError::NotForGateways(gateway.carrier.to_string()));
         };
+        let accepts = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept");
+        if accepts.is_ok_and(|accepts| accepts.trim() != "0") {
+            return Err(HookerError::MarksAccepted);
+        }
         self.load(shared, Vec::new())?;
         self.entries.push(Entry {
             gateway,
