@@ -4,6 +4,7 @@ behind.py serve ADDRESS PORT: serves one command a connection.
 behind.py NAME ADDRESS PORT: does what NAME says as the client, and prints the outcome in one line.
 """
 
+import ast
 import errno
 import hashlib
 import socket
@@ -45,13 +46,8 @@ def serve_one(stream, address):
                 except socket.timeout:
                     pass
                 print("stopped at", sent, flush=True)
-            elif command == "urgent":
-                stream.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-                stream.recv(1, socket.MSG_WAITALL)
-                # Stops at the mark.
-                before = stream.recv(100)
-                stream.sendall(before + b"|" + stream.recv(100, socket.MSG_PEEK))
             elif command == "wait  ":
+                stream.sendall(b"go on")
                 print("end:", end_of(stream), flush=True)
         except OSError as error:
             print("server:", errno.errorcode.get(error.errno, error), flush=True)
@@ -92,8 +88,11 @@ def client(name, address, port):
         commands = {"abort": "wait", "many": "names"}
         stream.sendall(commands.get(name, name).ljust(6).encode())
         if name == "names":
-            own = [stream.getsockname()[:2], stream.getpeername()[:2]]
-            return "same" if stream.recv(1000).decode() == repr(own) else "other addresses"
+            own, seen = [stream.getsockname()[:2], stream.getpeername()[:2]], ast.literal_eval(stream.recv(1000).decode())
+            if seen == own:
+                return "same"
+            is_port = seen[1] == own[1] and seen[0][0] == own[0][0]
+            return "another port" if is_port else "other addresses"
         if name == "half":
             data = hashlib.sha256(b"seed").digest() * (1 << 16)
             stream.sendall(data)
@@ -105,6 +104,7 @@ def client(name, address, port):
             stream.sendall(b"go on")
             return f"{before} {end_of(stream)}"
         if name == "abort":
+            stream.recv(5, socket.MSG_WAITALL)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             return "aborted"
         if name == "many":
