@@ -41,6 +41,8 @@ const BREATH: Duration = Duration::from_millis(50);
 const RELIEF: Duration = Duration::from_secs(10);
 /// Maximum wait, when leaving, for accepted connects (injected SYNs) to reach the listener.
 const PROMISED: Duration = Duration::from_millis(100);
+/// The same at a gateway: handshakes with clients beyond the hop.
+const PROMISED_FAR: Duration = Duration::from_secs(1);
 /// How long connects to a destination that has stopped speaking VTL are not captured.
 const RETURN: Duration = Duration::from_secs(2);
 /// Maximum number of destinations remembered to have spoken VTL.
@@ -232,11 +234,10 @@ impl Worker {
                 .as_ref()
                 .map_or(0, |input| input.listeners.len());
             (0..forwarded).for_each(|index| self.forwarded(index));
-            let has_forwarded = self
-                .gateway
-                .as_ref()
-                .is_some_and(|g| g.flows.has_injected());
-            if !(self.shared.flows.has_injected() || has_forwarded) || began.elapsed() > PROMISED {
+            let forwards = self.gateway.as_ref();
+            let has_forwarded = forwards.is_some_and(|gateway| gateway.flows.has_injected());
+            let is_near = self.shared.flows.has_injected() && began.elapsed() <= PROMISED;
+            if !is_near && !(has_forwarded && began.elapsed() <= PROMISED_FAR) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
