@@ -212,6 +212,13 @@ fn gateway__between_hosts_without_vtl() {
     world.stop_daemons();
 }
 
+/// How many routing rules the client's host has.
+fn rules(world: &World) -> usize {
+    let mut ip = world.testbed.command(Host::Client, "ip").expect("there");
+    let output = ip.args(["rule"]).output().expect("ip runs");
+    String::from_utf8_lossy(&output.stdout).lines().count()
+}
+
 /// One gateway, to a server that speaks VTL; the gateway is taken over, and killed.
 #[test]
 fn gateway__is_taken_over_and_killed() {
@@ -222,7 +229,8 @@ fn gateway__is_taken_over_and_killed() {
     add_gateway(&world, Host::Client, &[]);
     let wanted = world.serve("file", 8 << 20);
     let [server, _] = world.servers();
-    let got = |name: &str| world.path(name);
+    let folder = world.path("");
+    let got = |name: &str| folder.join(name);
     let start = |to: &PathBuf| {
         let mut curl = client.command("curl");
         curl.args(["--noproxy", "*", "-sSfo"]).arg(to);
@@ -233,12 +241,7 @@ fn gateway__is_taken_over_and_killed() {
             to.metadata().is_ok_and(|meta| meta.len() >= least)
         });
     };
-    let rules = || {
-        let mut ip = world.testbed.command(Host::Client, "ip").expect("there");
-        let output = ip.args(["rule"]).output().expect("ip runs");
-        String::from_utf8_lossy(&output.stdout).lines().count()
-    };
-    assert_eq!(rules(), 7);
+    assert_eq!(rules(&world), 7);
     let to = got("first");
     let first = start(&to);
     arrived(&to, 1 << 20);
@@ -272,11 +275,11 @@ fn gateway__is_taken_over_and_killed() {
     );
     // The next daemon removes it, and so does an orderly end.
     world.start(Host::Client, &[]);
-    assert_eq!(rules(), 3);
+    assert_eq!(rules(&world), 3);
     add_gateway(&world, Host::Client, &[]);
-    assert_eq!(rules(), 7);
+    assert_eq!(rules(&world), 7);
     world.stop_daemons();
-    assert_eq!(rules(), 3);
+    assert_eq!(rules(&world), 3);
 }
 
 /// What a gateway leaves alone: hosts without VTL, other destinations and ports, translated connections.
