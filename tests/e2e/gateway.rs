@@ -2,9 +2,7 @@
 
 use std::{fs, net::IpAddr, path::PathBuf, process::Command};
 
-use nix::sys::signal::Signal;
 use serde_json::Value;
-use vtl_control::Client;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, Spoken, World, bad_link, python3, run, source, until, words};
@@ -305,8 +303,6 @@ fn gateway__forwards_the_rest() {
     assert_eq!(client.says("many", address, 80), "same");
     assert_eq!(connections(&world, Host::Client), 1);
     // Behind NAT.
-    let daemon = Client::connect(&world.socket(Host::Client)).expect("a daemon");
-    drop(daemon);
     run(&mut world.vtl(
         Host::Client,
         &["gateway", "remove", world.testbed.device(Host::Client)],
@@ -315,11 +311,13 @@ fn gateway__forwards_the_rest() {
     world.filter(
         Host::Client,
         "table ip nat {
-            chain out { type nat hook postrouting priority 100; masquerade }
+            chain out {
+                type nat hook postrouting priority 100;
+                masquerade
+            }
         }",
     );
     assert_eq!(client.says("half", address, 81), "whole");
     assert_eq!(connections(&world, Host::Client), 0);
-    world.daemon(Host::Client).signal(Signal::SIGTERM);
-    assert!(world.daemon(Host::Client).wait().success());
+    world.stop_daemons();
 }
