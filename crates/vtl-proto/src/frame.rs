@@ -405,22 +405,7 @@ impl<'a> Frame<'a> {
         let number = u32::from_be_bytes([n0, n1, n2, n3]);
         let len = usize::from(u16::from_be_bytes([l0, l1]));
         let offset = u64::from_be_bytes(offset);
-        let expected = match kind {
-            CHUNK if len > 0 || flags & FIN != 0 => len,
-            CHUNK => return Err(FrameError::BodyLength { kind, len }),
-            CONFIRM | LOSES => 8,
-            ATTACH => 12,
-            HELLO => MAGIC.len(),
-            GRANT => 2 + CRYPTO,
-            FIGURES => figures::LEN,
-            GATEWAY => ADDRESS,
-            CERTIFICATE => len.min(MAX_CERTIFICATE),
-            ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
-            _ => return Err(FrameError::UnknownType(kind)),
-        };
-        if len != expected {
-            return Err(FrameError::BodyLength { kind, len });
-        }
+        check_len(kind, flags, len)?;
         let (body, rest) = rest.split_at_checked(len).ok_or(FrameError::Truncated)?;
         let opener = Side::from_flags(flags);
         let flow = FlowId { opener, number };
@@ -628,6 +613,27 @@ impl<'a> Frame<'a> {
         };
         Some(total)
     }
+}
+
+/// Whether a frame of this type may have a body of `len` bytes.
+fn check_len(kind: u8, flags: u8, len: usize) -> Result<(), FrameError> {
+    let expected = match kind {
+        CHUNK if len > 0 || flags & FIN != 0 => len,
+        CHUNK => return Err(FrameError::BodyLength { kind, len }),
+        CONFIRM | LOSES => 8,
+        ATTACH => 12,
+        HELLO => MAGIC.len(),
+        GRANT => 2 + CRYPTO,
+        FIGURES => figures::LEN,
+        GATEWAY => ADDRESS,
+        CERTIFICATE => len.min(MAX_CERTIFICATE),
+        ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
+        _ => return Err(FrameError::UnknownType(kind)),
+    };
+    if len != expected {
+        return Err(FrameError::BodyLength { kind, len });
+    }
+    Ok(())
 }
 
 /// The header of a chunk of `len` bytes; `None` if that is too long.

@@ -335,16 +335,7 @@ impl Service {
     ) -> Answer {
         let root = |command| caller.require_root(command);
         match request {
-            Request::Status { from } => {
-                let status = self.broker.status(from)?;
-                let hooker = self.hooker()?;
-                plain(Status {
-                    hooks: hooks(&hooker),
-                    near: hooker.near_hosts(),
-                    gateways: gateways(&hooker),
-                    ..status
-                })
-            }
+            Request::Status { from } => plain(self.status(from)?),
             Request::GraftList => plain(self.broker.grafts()?),
             Request::GraftShow { name } => plain(self.broker.describe(name)?),
             Request::GraftDeploy { name } => {
@@ -392,26 +383,9 @@ impl Service {
                 self.remove_hook(&target)?;
                 plain(Done {})
             }
-            Request::GatewayAdd {
-                interface,
-                to,
-                ports,
-                carrier,
-            } => {
-                root("gateway add")?;
-                self.add_gateway(interface, &to, ports, carrier)?;
-                plain(Done {})
-            }
-            Request::GatewayList => plain(vtl_control::Gateways {
-                gateways: gateways(&*self.hooker()?),
-            }),
-            Request::GatewayRemove { interface } => {
-                root("gateway remove")?;
-                let hooker = self.hooker()?;
-                let removed = hooker.remove_gateway(&interface);
-                removed.map_err(|error| error.to_string())?;
-                plain(Done {})
-            }
+            request @ (Request::GatewayAdd { .. }
+            | Request::GatewayRemove { .. }
+            | Request::GatewayList) => self.gateway(request, caller),
             Request::RuleList { from } => plain(self.rules.list(from)?),
             Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
             Request::RuleCheck { name } => plain(self.check_rules(descriptors, &name)?),
@@ -484,6 +458,44 @@ impl Service {
         };
         let id = id.map_err(|e| e.to_string())?;
         Ok(HookAdded { id })
+    }
+
+    /// State of the daemon, and sessions from an index on.
+    fn status(&self, from: u32) -> Result<Status, Refusal> {
+        let status = self.broker.status(from)?;
+        let hooker = self.hooker()?;
+        Ok(Status {
+            hooks: hooks(&hooker),
+            near: hooker.near_hosts(),
+            gateways: gateways(&hooker),
+            ..status
+        })
+    }
+
+    /// Executes a request about gateways.
+    fn gateway(&self, request: Request, caller: &Caller) -> Answer {
+        match request {
+            Request::GatewayAdd {
+                interface,
+                to,
+                ports,
+                carrier,
+            } => {
+                caller.require_root("gateway add")?;
+                self.add_gateway(interface, &to, ports, carrier)?;
+            }
+            Request::GatewayRemove { interface } => {
+                caller.require_root("gateway remove")?;
+                let removed = self.hooker()?.remove_gateway(&interface);
+                removed.map_err(|error| error.to_string())?;
+            }
+            _ => {
+                return plain(vtl_control::Gateways {
+                    gateways: gateways(&*self.hooker()?),
+                });
+            }
+        }
+        plain(Done {})
     }
 
     /// Makes this host a gateway at an interface.

@@ -237,7 +237,8 @@ impl Worker {
             let forwards = self.gateway.as_ref();
             let has_forwarded = forwards.is_some_and(|gateway| gateway.flows.has_injected());
             let is_near = self.shared.flows.has_injected() && began.elapsed() <= PROMISED;
-            if !is_near && !(has_forwarded && began.elapsed() <= PROMISED_FAR) {
+            let is_far = has_forwarded && began.elapsed() <= PROMISED_FAR;
+            if !is_near && !is_far {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -429,10 +430,8 @@ impl Worker {
     fn captured(&mut self, index: usize) {
         while let Some((stream, app)) = accept(&self.listeners.capture[index]) {
             let tuned = sock::tune_local(&stream).and_then(|()| stream.set_nonblocking(true));
-            if tuned.is_ok() {
-                if let Ok(local) = stream.local_addr() {
-                    self.shared.flows.accepted([app, local], stream);
-                }
+            if let Ok(local) = tuned.and_then(|()| stream.local_addr()) {
+                self.shared.flows.accepted([app, local], stream);
             }
         }
     }
