@@ -11,8 +11,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "vtl/hooker.h"
-#include "vtl/local.h"
-#include "vtl/segment.h"
+#include "vtl/receiver.h"
+#include "vtl/syn.h"
 #include "vtl/tf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -20,6 +20,7 @@ char _license[] SEC("license") = "GPL";
 const volatile struct vtl_hook_config config SEC(".rodata.config");
 
 #include "vtl/capture.h"
+#include "vtl/outside.h"
 
 /* Ticks per second, the unit of TCP's timeouts; 0 if the kernel's configuration is unknown. */
 extern unsigned int CONFIG_HZ __kconfig __weak;
@@ -194,6 +195,20 @@ static __always_inline void remote_address(struct bpf_sock_ops *ops, __u8 addr[1
     copy_addr(addr, w);
 }
 
+static __always_inline void local_address(struct bpf_sock_ops *ops, __u8 addr[16]) {
+    __u32 w[4];
+
+    if (ops->family == VTL_AF_INET) {
+        map_v4(addr, ops->local_ip4);
+        return;
+    }
+    w[0] = VTL_LOAD(ops->local_ip6[0]);
+    w[1] = VTL_LOAD(ops->local_ip6[1]);
+    w[2] = VTL_LOAD(ops->local_ip6[2]);
+    w[3] = VTL_LOAD(ops->local_ip6[3]);
+    copy_addr(addr, w);
+}
+
 /* Attached for all processes: stores the client of a connection that vtld opened to a local
  * application at once, since the application may ask after vtld has closed its end and the port is
  * reused. accept() waits for the socket's lock, under which this program runs. */
@@ -202,21 +217,12 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
     struct vtl_four_tuple ends = {};
     struct vtl_endpoint *client;
     struct bpf_sock *sk;
-    __u32 w[4];
 
     if (ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB || !ops->is_fullsock ||
         bpf_get_netns_cookie(ops) != config.netns_cookie)
         return 1;
     remote_address(ops, ends.from.addr);
-    if (ops->family == VTL_AF_INET) {
-        map_v4(ends.to.addr, ops->local_ip4);
-    } else {
-        w[0] = VTL_LOAD(ops->local_ip6[0]);
-        w[1] = VTL_LOAD(ops->local_ip6[1]);
-        w[2] = VTL_LOAD(ops->local_ip6[2]);
-        w[3] = VTL_LOAD(ops->local_ip6[3]);
-        copy_addr(ends.to.addr, w);
-    }
+    local_address(ops, ends.to.addr);
     ends.from.port = bpf_htons(bpf_ntohl(ops->remote_port));
     ends.to.port = bpf_htons(ops->local_port);
     client = bpf_map_lookup_elem(&vtl_pairs, &ends);
@@ -354,45 +360,6 @@ int vtl_getsockname6(struct bpf_sock_addr *ctx) {
 
 /* ---- SYN hold ---- */
 
-/* The kernel's struct, by CO-RE: a listener's accept queue. */
-struct sock {
-    __u32 sk_ack_backlog, sk_max_ack_backlog;
-} __attribute__((preserve_access_index));
-
-/* State of the socket that a TCP packet is for; 0: none. *full: whether a listener's accept queue
- * is full. */
-static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
-                                          int *full) {
-    struct bpf_sock_tuple tuple = {};
-    struct sock *listener;
-    struct bpf_sock *sk;
-    int state;
-
-    if (v4) {
-        /* saddr and daddr are adjacent in both headers and tuples. */
-        load_ip(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr, 2 * sizeof(__be32));
-        tuple.ipv4.sport = sport;
-        tuple.ipv4.dport = dport;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-    } else {
-        load_ip(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr,
-                2 * sizeof(struct in6_addr));
-        tuple.ipv6.sport = sport;
-        tuple.ipv6.dport = dport;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
-    }
-    if (!sk)
-        return 0;
-    state = sk->state;
-    if (state == BPF_TCP_LISTEN && full) {
-        listener = (struct sock *)bpf_skc_to_tcp_sock(sk);
-        *full = listener && BPF_CORE_READ(listener, sk_ack_backlog) >
-                                BPF_CORE_READ(listener, sk_max_ack_backlog);
-    }
-    bpf_sk_release(sk);
-    return state;
-}
-
 /* Spins until the first data of a captured connection, or its FIN, will find the socket; `tcp` is
  * from glance(). vtld's CPU does the handshake, and the application may send on another CPU as soon
  * as the SYN/ACK is there. inet_ehash_insert() of Linux 6.18 removes the request from the table
@@ -490,13 +457,6 @@ int vtl_hold_syn(struct __sk_buff *skb) {
 /* Flags of a SYN/ACK, bpf_sock_ops.skb_tcp_flags. */
 enum { SYN_ACK = 0x12 };
 
-/* The option as on the wire. */
-struct option {
-    __u8 kind, len;
-    __be16 exid;
-    struct vtl_flow_name flow;
-};
-
 /* Reads the peer's option; returns its length, 0 if there is none. */
 static __always_inline int peers_option(struct bpf_sock_ops *ops, struct option *opt, __u64 flags) {
     int len;
@@ -513,11 +473,19 @@ static __always_inline void set_writing(struct bpf_sock_ops *ops, int on) {
     bpf_sock_ops_cb_flags_set(ops, on ? flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG : flags);
 }
 
-static __always_inline int port_is_hooked(struct bpf_sock_ops *ops) {
+/* Whether vtld answers the option on this connection: by its port, or as a gateway. */
+static __always_inline int is_answered(struct bpf_sock_ops *ops) {
     __u32 port = ops->local_port;
     __u8 *hooked = bpf_map_lookup_elem(&vtl_ports, &port);
+    struct vtl_four_tuple ends = {};
 
-    return hooked && *hooked;
+    if (hooked && *hooked)
+        return 1;
+    remote_address(ops, ends.from.addr);
+    local_address(ops, ends.to.addr);
+    ends.from.port = bpf_htons(bpf_ntohl(ops->remote_port));
+    ends.to.port = bpf_htons(ops->local_port);
+    return !!bpf_map_lookup_elem(&vtl_gateway_outside, &ends);
 }
 
 /* Option for the segment about to be sent; returns its length, 0 if none. Active side: in the SYN,
@@ -528,7 +496,7 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     __u64 cookie;
 
     if (ops->skb_tcp_flags == SYN_ACK)
-        return port_is_hooked(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
+        return is_answered(ops) ? peers_option(ops, opt, BPF_LOAD_HDR_OPT_TCP_SYN) : 0;
     cookie = bpf_get_socket_cookie(ops);
     own = bpf_map_lookup_elem(&vtl_own, &cookie);
     if (!own || !(own->flags & VTL_SOCK_OFFER) || !(own->flags & VTL_SOCK_FLOW))
@@ -619,8 +587,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
         /* Inherited from the steering listener. */
-        if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) ||
-            !port_is_hooked(ops))
+        if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || !is_answered(ops))
             break;
         set_writing(ops, 0);
         cookie = bpf_get_socket_cookie(ops);
@@ -636,67 +603,6 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
 
 /* ---- server steering ---- */
 
-/* Kind of VTL's option in a SYN. */
-enum syn_says { SYN_NOTHING, SYN_FLOW, SYN_CONTROL };
-
-/* Maximum bytes of options. Kinds of options without a length (RFC 9293, 3.2). */
-enum { OPTIONS_MAX = 40, OPTION_END = 0, OPTION_NOP = 1 };
-
-static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff) {
-    __u8 opts[OPTIONS_MAX + VTL_OPT_LEN];
-    __u32 len = doff * 4 - sizeof(struct tcphdr), i = 0;
-
-    if (doff <= 5 || len < VTL_OPT_LEN || len > OPTIONS_MAX)
-        return SYN_NOTHING;
-    __builtin_memset(opts, 0, sizeof(opts));
-    if (load_ip(skb, off + sizeof(struct tcphdr), opts, len))
-        return SYN_NOTHING;
-    /* Every option but the end takes at least one byte. */
-    int turn;
-    vtl_for(turn, 0, OPTIONS_MAX) {
-        if (i > OPTIONS_MAX - VTL_OPT_LEN)
-            return SYN_NOTHING;
-        __u8 kind = opts[i], size = opts[i + 1];
-        if (kind == OPTION_END)
-            return SYN_NOTHING;
-        if (kind == OPTION_NOP) {
-            i++;
-            continue;
-        }
-        /* Byte by byte: unaligned. */
-        const __u8 *exid = opts + i + offsetof(struct option, exid);
-        const __u8 *number = opts + i + offsetof(struct option, flow.number);
-        if (kind == VTL_OPT_KIND && size == VTL_OPT_LEN && exid[0] == VTL_OPT_EXID >> 8 &&
-            exid[1] == (VTL_OPT_EXID & 0xff))
-            return number[0] | number[1] | number[2] | number[3] ? SYN_FLOW : SYN_CONTROL;
-        if (size < 2)
-            return SYN_NOTHING;
-        i += size;
-    }
-    return SYN_NOTHING;
-}
-
-/* Whether a SYN is for another host, to which this one forwards or bridges it. A wildcard listener
- * would match it all the same. */
-static __always_inline int is_others(struct __sk_buff *skb, int v4) {
-    struct bpf_fib_lookup fib = {
-        .family = v4 ? VTL_AF_INET : VTL_AF_INET6,
-        .l4_protocol = IPPROTO_TCP,
-        .ifindex = skb->ifindex,
-    };
-
-    if (skb->pkt_type == PACKET_OTHERHOST)
-        return 1;
-    if (v4) {
-        load_ip(skb, offsetof(struct iphdr, saddr), &fib.ipv4_src, sizeof(fib.ipv4_src));
-        load_ip(skb, offsetof(struct iphdr, daddr), &fib.ipv4_dst, sizeof(fib.ipv4_dst));
-    } else {
-        load_ip(skb, offsetof(struct ipv6hdr, saddr), fib.ipv6_src, sizeof(fib.ipv6_src));
-        load_ip(skb, offsetof(struct ipv6hdr, daddr), fib.ipv6_dst, sizeof(fib.ipv6_dst));
-    }
-    return vtl_is_for_another(skb, &fib);
-}
-
 /* tcx ingress on every interface but lo: steers SYNs with the option to vtld. */
 SEC("tcx/ingress")
 int vtl_steer_syn(struct __sk_buff *skb) {
@@ -704,6 +610,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     struct bpf_sock *sk;
     __u32 off, port, slot;
     int v4, odd, state, full = 0;
+    struct vtl_flow_name flow;
     enum syn_says says;
     __u8 *hooked;
 
@@ -714,8 +621,8 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     hooked = bpf_map_lookup_elem(&vtl_ports, &port);
     if (!hooked || !*hooked)
         return TC_ACT_UNSPEC;
-    says = vtl_option(skb, off, tcp.doff);
-    if (says == SYN_NOTHING || is_others(skb, v4))
+    says = vtl_option(skb, off, tcp.doff, &flow);
+    if ((says != SYN_FLOW && says != SYN_CONTROL) || is_others(skb, v4))
         return TC_ACT_UNSPEC;
     /* Control connections are for vtld only; an application must not see one. The peer
      * retransmits. */

@@ -36,6 +36,7 @@ enum bpf_map_type {
     BPF_MAP_TYPE_PROG_ARRAY = 3,
     BPF_MAP_TYPE_PERCPU_ARRAY = 6,
     BPF_MAP_TYPE_LRU_HASH = 9,
+    BPF_MAP_TYPE_LPM_TRIE = 11,
     BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
     BPF_MAP_TYPE_SOCKMAP = 15,
     BPF_MAP_TYPE_SK_STORAGE = 24,
@@ -51,7 +52,7 @@ enum {
 
 /* ---- flags of helpers: linux/bpf.h ---- */
 
-enum { BPF_ANY = 0 };
+enum { BPF_ANY = 0, BPF_NOEXIST = 1 };
 enum { BPF_F_INGRESS = 1 << 0 };
 enum { BPF_F_CURRENT_NETNS = -1L };
 enum { BPF_SK_STORAGE_GET_F_CREATE = 1 << 0 };
@@ -232,6 +233,7 @@ enum {
 enum {
     BPF_TCP_ESTABLISHED = 1,
     BPF_TCP_SYN_SENT = 2,
+    BPF_TCP_TIME_WAIT = 6,
     BPF_TCP_CLOSE = 7,
     BPF_TCP_LISTEN = 10,
     BPF_TCP_NEW_SYN_RECV = 12
@@ -356,7 +358,7 @@ struct bpf_fib_lookup {
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
 
-enum { IPPROTO_TCP = 6, IPPROTO_UDP = 17 };
+enum { IPPROTO_ICMP = 1, IPPROTO_TCP = 6, IPPROTO_UDP = 17, IPPROTO_ICMPV6 = 58 };
 
 struct ethhdr {
     unsigned char h_dest[ETH_ALEN];

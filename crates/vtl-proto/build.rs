@@ -5,7 +5,7 @@ use std::{env, panic, path::Path};
 fn main() {
     let include = Path::new(&env::var("CARGO_MANIFEST_DIR").unwrap()).join("../../bpf/include");
     let out = Path::new(&env::var("OUT_DIR").unwrap()).join("intf.rs");
-    for header in ["wire.h", "intf.h", "hooker.h", "timers.h"] {
+    for header in ["wire.h", "intf.h", "hooker.h", "gateway.h", "timers.h"] {
         println!(
             "cargo::rerun-if-changed={}",
             include.join("vtl").join(header).display()
@@ -21,7 +21,7 @@ fn main() {
             format!("-I{}", include.display()),
             format!("-I/usr/include/{arch}-linux-gnu"),
         ])
-        .allowlist_file(".*/vtl/(wire|intf|hooker|timers)\\.h")
+        .allowlist_file(".*/vtl/(wire|intf|hooker|gateway|timers)\\.h")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_default(true)

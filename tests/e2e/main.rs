@@ -19,6 +19,7 @@ mod death;
 mod examples;
 mod files;
 mod flows;
+mod gateway;
 mod grafts;
 mod hooker;
 mod hooks;

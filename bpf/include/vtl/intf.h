@@ -10,6 +10,7 @@
 
 #include "wire.h"
 #include "hooker.h"
+#include "gateway.h"
 #include "timers.h"
 
 enum {

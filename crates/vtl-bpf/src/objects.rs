@@ -6,6 +6,9 @@ pub static HOOKER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hooker.bpf.
 /// Rules: match connections by their process and destination.
 pub static RULES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rules.bpf.o"));
 
+/// Gateways: hold SYNs of forwarded connections, and take the packets of those that end here.
+pub static GATEWAY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
+
 /// For hooks with a named carrier: wishes, and TCP congestion controls.
 pub static CARRIER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrier.bpf.o"));
 

@@ -8,6 +8,7 @@ use crate::daemon::SocketArgs;
 use crate::doctor::DoctorArgs;
 use crate::exchange::{RecvArgs, SendArgs};
 use crate::flow::FlowCommand;
+use crate::gateway::GatewayCommand;
 use crate::graft::GraftCommand;
 use crate::hook::{HookCommand, RunArgs};
 use crate::lab::{self, LabArgs};
@@ -95,6 +96,9 @@ Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends
     /// Wait for a file from `vtl send`
     #[command(after_help = "Example: vtl recv --output /srv/incoming")]
     Recv(RecvArgs),
+    /// Carry TCP connections that this host, a router, forwards for other hosts
+    #[command(subcommand)]
+    Gateway(GatewayCommand),
     /// Carry all IP packets between two hosts, whatever protocol they have
     #[command(subcommand)]
     Tun(TunCommand),

@@ -7,6 +7,7 @@ pub mod doctor;
 mod exchange;
 pub mod failure;
 mod flow;
+mod gateway;
 pub mod graft;
 mod hook;
 pub mod lab;
@@ -62,6 +63,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),
         Command::Recv(args) => exchange::recv(&args, socket),
+        Command::Gateway(command) => gateway::run(&command, socket),
         Command::Tun(command) => tun::run(&command, socket),
         Command::Status { json } => status::run(socket, json),
         Command::Testbed(args) => args.exec(&["testbed"], socket),

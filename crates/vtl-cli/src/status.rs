@@ -87,6 +87,17 @@ fn text(status: &Value) -> String {
             "rule",
         ],
     );
+    if status["gateways"].is_array() {
+        let columns = [
+            "interface",
+            "to",
+            "ports",
+            "carrier",
+            "absent",
+            "connections",
+        ];
+        section(&mut out, "gateways", &status["gateways"], &columns);
+    }
     if let Some(near) = status["near"].as_array() {
         let hosts: Vec<&str> = near.iter().filter_map(Value::as_str).collect();
         let _ = writeln!(out, "near, past vtld: {}", hosts.join(", "));
@@ -137,6 +148,7 @@ mod tests {
             "version": "1.2.3", "uptime_s": 3.7, "kernel": "6.18",
             "interfaces": [{ "name": "eth0", "mtu": 1500, "driver": "live", "why": "it can" }],
             "sessions": [], "carriers": [], "hooks": [{ "id": 1, "port": 80 }],
+            "gateways": [{ "interface": "wan0", "connections": 2 }],
             "near": ["192.0.2.1", "2001:db8::1"],
             "packets": { "received": 5, "malformed": 0 },
         });
@@ -147,6 +159,7 @@ mod tests {
              sessions: none\n\
              carriers: none\n\
              hooks:\n  id  port\n  1   80\n\
+             gateways:\n  interface  connections\n  wan0       2\n\
              near, past vtld: 192.0.2.1, 2001:db8::1\n\
              negotiation: none\n\
              packets: received 5\n"

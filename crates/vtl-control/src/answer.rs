@@ -110,6 +110,9 @@ pub struct Status {
     /// Near hosts, over a clean path: connections to them go past the daemon unless they name a carrier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<IpAddr>,
+    /// The gateways.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<Gateway>,
 }
 
 /// A network interface.
@@ -370,6 +373,34 @@ pub struct Hook {
     /// Rule that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+}
+
+/// The gateways.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateways {
+    /// One for each interface.
+    pub gateways: Vec<Gateway>,
+}
+
+/// A gateway: an interface, forwarded TCP connections over which are carried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    /// The interface.
+    pub interface: String,
+    /// Addresses and prefixes of destinations; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub to: Vec<String>,
+    /// Destination ports; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+    /// Carrier of connections that leave by the interface; `None`: the best one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carrier: Option<String>,
+    /// There is no such interface at present.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub absent: bool,
+    /// Connections that were ended here so far.
+    pub connections: u64,
 }
 
 /// Target of a hook.

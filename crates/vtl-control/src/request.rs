@@ -163,6 +163,35 @@ pub enum Request {
         #[serde(flatten)]
         target: HookTarget,
     },
+    /// Carry the TCP connections that this host forwards over an interface. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    GatewayAdd {
+        /// The interface.
+        #[serde(deserialize_with = "must::name")]
+        interface: String,
+        /// Addresses and prefixes of destinations; empty: all.
+        #[serde(default, skip_serializing_if = "is_default")]
+        to: Vec<String>,
+        /// Destination ports; empty: all.
+        #[serde(default, skip_serializing_if = "is_default")]
+        ports: Vec<u16>,
+        /// Carrier of connections that leave by the interface; `None`: the best one.
+        #[serde(default, skip_serializing_if = "is_default")]
+        carrier: Option<String>,
+    },
+    /// The gateways.
+    ///
+    /// Answer: [`Gateways`](crate::Gateways).
+    GatewayList,
+    /// Forward new connections over an interface as before. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    GatewayRemove {
+        /// The interface.
+        #[serde(deserialize_with = "must::name")]
+        interface: String,
+    },
     /// A page of the rules in force, from an index on.
     ///
     /// Answer: [`Rules`](crate::Rules).
@@ -270,6 +299,8 @@ impl Request {
             | Self::FlowMove { .. }
             | Self::HookRun { .. }
             | Self::HookAdd { .. }
+            | Self::GatewayAdd { .. }
+            | Self::GatewayRemove { .. }
             | Self::RuleCheck { .. }
             | Self::RuleReload => Some(THOROUGH),
             Self::Status { .. }
@@ -282,6 +313,7 @@ impl Request {
             | Self::PeerForget { .. }
             | Self::HookList
             | Self::HookRemove { .. }
+            | Self::GatewayList
             | Self::RuleList { .. }
             | Self::RuleExplain(_)
             | Self::SelectStatus { .. }

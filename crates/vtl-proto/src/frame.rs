@@ -17,7 +17,7 @@
 mod addresses;
 mod figures;
 
-use core::fmt;
+use core::{fmt, net::Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +61,10 @@ const REFUSE: u8 = 20;
 const CERTIFICATE: u8 = 21;
 const FIGURES: u8 = 22;
 const ADDRESSES: u8 = 23;
+const GATEWAY: u8 = 24;
 
+/// Length of an address, bytes.
+const ADDRESS: usize = 16;
 /// Body of HELLO.
 const MAGIC: &[u8; 4] = b"VTL2";
 /// Flag in HELLO's offset: the sender can continue with TLS.
@@ -78,6 +81,8 @@ const SPREADS: u64 = 1 << 44;
 const SCHEDULER: u32 = 45;
 /// Lowest bit of the path in HELLO's offset.
 const PATH: u32 = 32;
+/// Flag in HELLO's offset: the sender understands GATEWAY.
+const GATEWAYS: u64 = 1 << 48;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -304,6 +309,15 @@ pub enum Frame<'a> {
         tls: bool,
         /// The carrier's path; 0 that of the control connection. Older hosts send 0, and ignore it.
         path: u8,
+        /// On a control connection: the sender understands GATEWAY. Older hosts ignore it.
+        gateways: bool,
+    },
+    /// GATEWAY: the sender is a gateway for the host whose address the association has, and other carriers than flows'
+    /// TCP connections are between this address of its own and the receiver. Inside TLS on the control connection, to
+    /// hosts that understand it.
+    Gateway {
+        /// The sender's address; IPv4 mapped into IPv6.
+        address: Ipv6Addr,
     },
     /// PREFER, a HELLO behind the first on a control connection, from the association's opener: its flows are to go by
     /// this carrier from now on, in both directions. Older hosts ignore it.
@@ -396,6 +410,7 @@ impl<'a> Frame<'a> {
             | Self::Loses { flow, .. } => Some(flow),
             Self::Broken { .. }
             | Self::Hello { .. }
+            | Self::Gateway { .. }
             | Self::Prefer { .. }
             | Self::Figures(_)
             | Self::Addresses(_)
@@ -418,22 +433,7 @@ impl<'a> Frame<'a> {
         let number = u32::from_be_bytes([n0, n1, n2, n3]);
         let len = usize::from(u16::from_be_bytes([l0, l1]));
         let offset = u64::from_be_bytes(offset);
-        let expected = match kind {
-            CHUNK if len > 0 || flags & FIN != 0 => len,
-            CHUNK => return Err(FrameError::BodyLength { kind, len }),
-            CONFIRM | LOSES => 8,
-            ATTACH => 12,
-            HELLO => MAGIC.len(),
-            GRANT => 2 + CRYPTO,
-            FIGURES => figures::LEN,
-            ADDRESSES => addresses::whole(len),
-            CERTIFICATE => len.min(MAX_CERTIFICATE),
-            ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
-            _ => return Err(FrameError::UnknownType(kind)),
-        };
-        if len != expected {
-            return Err(FrameError::BodyLength { kind, len });
-        }
+        check_len(kind, flags, len)?;
         let (body, rest) = rest.split_at_checked(len).ok_or(FrameError::Truncated)?;
         let opener = Side::from_flags(flags);
         let flow = FlowId { opener, number };
@@ -482,6 +482,13 @@ impl<'a> Frame<'a> {
             HELLO => Self::hello(CarrierId { opener, number }, offset),
             FIGURES => Self::Figures(Figures::parse(body, flags & AT_LEAST != 0)),
             ADDRESSES => Self::Addresses(Addresses::parse(body)),
+            GATEWAY => {
+                let mut octets = [0; ADDRESS];
+                octets.copy_from_slice(body);
+                Self::Gateway {
+                    address: octets.into(),
+                }
+            }
             ASK => Self::Ask {
                 kind: number,
                 seals: offset & SEALS != 0,
@@ -523,6 +530,7 @@ impl<'a> Frame<'a> {
                 tag,
                 tls: has(TLS),
                 path: (offset >> PATH) as u8,
+                gateways: has(GATEWAYS),
             },
         }
     }
@@ -538,6 +546,7 @@ impl<'a> Frame<'a> {
                 Self::Grant { .. } => 2 + CRYPTO,
                 Self::Figures(_) => figures::LEN,
                 Self::Addresses(addresses) => addresses.as_bytes().len(),
+                Self::Gateway { .. } => ADDRESS,
                 _ => 0,
             }
     }
@@ -546,8 +555,15 @@ impl<'a> Frame<'a> {
     fn hello_offset(&self) -> u64 {
         let flag = |set: bool, flag: u64| if set { flag } else { 0 };
         match *self {
-            Self::Hello { tag, tls, path, .. } => {
-                u64::from(tag) | u64::from(path) << PATH | flag(tls, TLS)
+            Self::Hello {
+                tag,
+                tls,
+                path,
+                gateways,
+                ..
+            } => {
+                let flags = flag(tls, TLS) | flag(gateways, GATEWAYS);
+                u64::from(tag) | u64::from(path) << PATH | flags
             }
             Self::Prefer {
                 tag,
@@ -622,6 +638,10 @@ impl<'a> Frame<'a> {
                     self.hello_offset(),
                 )
             }
+            Self::Gateway { address } => {
+                body.copy_from_slice(&address.octets());
+                header(Side::Local, 0, ADDRESS as u16, GATEWAY, 0, 0)
+            }
             Self::Figures(figures) => {
                 figures.write(body);
                 let len = u16::try_from(figures::LEN).ok()?;
@@ -656,6 +676,28 @@ impl<'a> Frame<'a> {
         };
         Some(total)
     }
+}
+
+/// Whether a frame of this type may have a body of `len` bytes.
+fn check_len(kind: u8, flags: u8, len: usize) -> Result<(), FrameError> {
+    let expected = match kind {
+        CHUNK if len > 0 || flags & FIN != 0 => len,
+        CHUNK => return Err(FrameError::BodyLength { kind, len }),
+        CONFIRM | LOSES => 8,
+        ATTACH => 12,
+        HELLO => MAGIC.len(),
+        GRANT => 2 + CRYPTO,
+        FIGURES => figures::LEN,
+        ADDRESSES => addresses::whole(len),
+        GATEWAY => ADDRESS,
+        CERTIFICATE => len.min(MAX_CERTIFICATE),
+        ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
+        _ => return Err(FrameError::UnknownType(kind)),
+    };
+    if len != expected {
+        return Err(FrameError::BodyLength { kind, len });
+    }
+    Ok(())
 }
 
 /// The header of a chunk of `len` bytes; `None` if that is too long.
@@ -716,7 +758,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..25) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..26) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -728,7 +770,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..16,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..17,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -740,7 +782,13 @@ mod tests {
                 3 => Frame::Attached { flow, number },
                 4 => Frame::Reset { flow, code },
                 5 => Frame::Reject { flow },
-                6 => Frame::Hello { carrier: CarrierId { opener: flow.opener, ..carrier }, tag: number, tls: fin, path: offset as u8 },
+                6 => Frame::Hello {
+                    carrier: CarrierId { opener: flow.opener, ..carrier },
+                    tag: number,
+                    tls: fin,
+                    path: offset as u8,
+                    gateways: offset % 2 == 0,
+                },
                 7 => Frame::Ask { kind: number, seals: fin },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
                 9 => Frame::Refuse { kind: number },
@@ -755,6 +803,7 @@ mod tests {
                     burst_milli: number, packets: number,
                 }),
                 14 => Frame::Addresses(Addresses::parse(&ADDRESSES_OF_TWO)),
+                15 => Frame::Gateway { address: u128::from(offset).into() },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

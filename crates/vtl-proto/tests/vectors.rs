@@ -233,13 +233,15 @@ fn describe_hello(frame: &frame::Frame<'_>) -> String {
             tag,
             tls,
             path,
+            gateways,
         } => {
             let tls = if tls { " tls" } else { "" };
+            let gateways = if gateways { " gateways" } else { "" };
             let path = match path {
                 0 => String::new(),
                 path => format!(" path={path}"),
             };
-            format!("{} hello tag={tag}{tls}{path}", named(carrier))
+            format!("{} hello tag={tag}{tls}{path}{gateways}", named(carrier))
         }
         Frame::Prefer {
             carrier,
@@ -301,6 +303,7 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             format!("{} broken", named(carrier))
         }
         Frame::Hello { .. } | Frame::Prefer { .. } => describe_hello(frame),
+        Frame::Gateway { address } => format!("gateway address={address}"),
         Frame::Figures(figures) => {
             let loss = figures
                 .loss_ppm

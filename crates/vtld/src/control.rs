@@ -40,7 +40,7 @@ use crate::{
     broker::{self, Granted, Owner, Wish},
     caller::Caller,
     handover,
-    hooker::{self, Carrier, Hooked, Hooker},
+    hooker::{self, Carrier, Gateway, Hooked, Hooker},
     option::netns_cookie,
     panics::test_point,
     rules::{RulesManager, is_regular},
@@ -336,15 +336,7 @@ impl Service {
     ) -> Answer {
         let root = |command| caller.require_root(command);
         match request {
-            Request::Status { from } => {
-                let status = self.broker.status(from)?;
-                let hooker = self.hooker()?;
-                plain(Status {
-                    hooks: hooks(&hooker),
-                    near: hooker.near_hosts(),
-                    ..status
-                })
-            }
+            Request::Status { from } => plain(self.status(from)?),
             Request::GraftList => plain(self.broker.grafts()?),
             Request::GraftShow { name } => plain(self.broker.describe(name)?),
             Request::GraftDeploy { name } => {
@@ -392,6 +384,9 @@ impl Service {
                 self.remove_hook(&target)?;
                 plain(Done {})
             }
+            request @ (Request::GatewayAdd { .. }
+            | Request::GatewayRemove { .. }
+            | Request::GatewayList) => self.gateway(request, caller),
             Request::RuleList { from } => plain(self.rules.list(from)?),
             Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
             Request::RuleCheck { name } => plain(self.check_rules(descriptors, &name)?),
@@ -469,6 +464,71 @@ impl Service {
         };
         let id = id.map_err(|e| e.to_string())?;
         Ok(HookAdded { id })
+    }
+
+    /// State of the daemon, and sessions from an index on.
+    fn status(&self, from: u32) -> Result<Status, Refusal> {
+        let status = self.broker.status(from)?;
+        let hooker = self.hooker()?;
+        Ok(Status {
+            hooks: hooks(&hooker),
+            near: hooker.near_hosts(),
+            gateways: gateways(&hooker),
+            ..status
+        })
+    }
+
+    /// Executes a request about gateways.
+    fn gateway(&self, request: Request, caller: &Caller) -> Answer {
+        match request {
+            Request::GatewayAdd {
+                interface,
+                to,
+                ports,
+                carrier,
+            } => {
+                caller.require_root("gateway add")?;
+                self.add_gateway(interface, &to, ports, carrier)?;
+            }
+            Request::GatewayRemove { interface } => {
+                caller.require_root("gateway remove")?;
+                let removed = self.hooker()?.remove_gateway(&interface);
+                removed.map_err(|error| error.to_string())?;
+            }
+            _ => {
+                return plain(vtl_control::Gateways {
+                    gateways: gateways(&*self.hooker()?),
+                });
+            }
+        }
+        plain(Done {})
+    }
+
+    /// Makes this host a gateway at an interface.
+    fn add_gateway(
+        &self,
+        interface: String,
+        to: &[String],
+        ports: Vec<u16>,
+        carrier: Option<String>,
+    ) -> Result<(), Refusal> {
+        let prefix = |text: &String| {
+            text.parse()
+                .map_err(|error| format!("--to {text}: {error}"))
+        };
+        let to = to.iter().map(prefix).collect::<Result<_, String>>()?;
+        let spec = CarrierSpec {
+            carrier,
+            ..CarrierSpec::default()
+        };
+        let gateway = Gateway {
+            interface,
+            to,
+            ports,
+            carrier: self.carrier(&spec, false)?,
+        };
+        let added = self.hooker()?.add_gateway(gateway);
+        Ok(added.map_err(|error| error.to_string())?)
     }
 
     /// Removes the hook of a port or a cgroup.
@@ -592,6 +652,19 @@ fn hooks(hooker: &Hooker) -> Vec<Hook> {
         rule: hook.rule,
     };
     hooker.list().into_iter().map(row).collect()
+}
+
+fn gateways(hooker: &Hooker) -> Vec<vtl_control::Gateway> {
+    let row = |listed: hooker::GatewayListed| vtl_control::Gateway {
+        to: listed.gateway.to.iter().map(ToString::to_string).collect(),
+        ports: listed.gateway.ports,
+        carrier: (listed.gateway.carrier != Carrier::Best)
+            .then(|| listed.gateway.carrier.to_string()),
+        interface: listed.gateway.interface,
+        absent: !listed.is_present,
+        connections: listed.carried,
+    };
+    hooker.gateways().into_iter().map(row).collect()
 }
 
 /// Encodes a granted session. `same_netns`: the application is in our network namespace; otherwise it must not get a

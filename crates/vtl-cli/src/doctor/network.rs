@@ -39,6 +39,7 @@ pub(super) fn checks() -> Vec<Check> {
         root_mount(),
         netem(),
         tun(),
+        gateway(),
         congestion_controls(),
     ]
 }
@@ -276,6 +277,31 @@ fn tun() -> Check {
         DeviceBuilder::new().name("vtl0").build_sync()?;
         Ok("works".into())
     }))
+}
+
+fn gateway() -> Check {
+    let spec = Spec {
+        name: "gateway",
+        used_for: "carrying connections that this host forwards (vtl gateway)",
+        need: Need::Optional,
+        advice: "`vtl gateway` does not work: it takes policy routing (CONFIG_IP_MULTIPLE_TABLES), iproute2 to try it, \
+                 and sysctl net.ipv4.tcp_fwmark_accept=0",
+    };
+    spec.outcome(accepts_no_marks().and_then(|()| {
+        in_scratch_namespace(|| {
+            let rule = "rule add priority 21 fwmark 0x56544c47 lookup 22100";
+            run("ip", &rule.split(' ').collect::<Vec<_>>())?;
+            Ok("works".into())
+        })
+    }))
+}
+
+/// Connections must not inherit the marks of their SYNs, by which packets to a gateway are routed.
+fn accepts_no_marks() -> io::Result<()> {
+    match fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept")?.trim() {
+        "0" => Ok(()),
+        _ => Err(io::Error::other("net.ipv4.tcp_fwmark_accept is on")),
+    }
 }
 
 fn congestion_controls() -> Check {

@@ -192,6 +192,7 @@ fn status__has_this_form() {
         },
         carriers: vec![carrier, without],
         hooks: Vec::new(),
+        gateways: Vec::new(),
         near: vec!["192.0.2.1".parse().unwrap()],
     };
     form!(

@@ -55,6 +55,38 @@ fn grafts__have_these_forms() {
 }
 
 #[test]
+fn gateways__have_these_forms() {
+    let interface = || "wan0".to_owned();
+    form!(
+        Request::GatewayAdd {
+            interface: interface(),
+            to: Vec::new(),
+            ports: Vec::new(),
+            carrier: None
+        },
+        json!({ "op": "gateway_add", "interface": "wan0" }),
+    );
+    form!(
+        Request::GatewayAdd {
+            interface: interface(),
+            to: vec!["10.0.0.0/8".into()],
+            ports: vec![80, 443],
+            carrier: Some("auto".into())
+        },
+        json!({
+            "op": "gateway_add", "interface": "wan0", "to": ["10.0.0.0/8"], "ports": [80, 443], "carrier": "auto"
+        }),
+    );
+    form!(Request::GatewayList, json!({ "op": "gateway_list" }));
+    form!(
+        Request::GatewayRemove {
+            interface: interface()
+        },
+        json!({ "op": "gateway_remove", "interface": "wan0" }),
+    );
+}
+
+#[test]
 fn select__has_these_forms() {
     form!(
         Request::SelectStatus { from: 0 },

@@ -133,6 +133,7 @@ mod tests {
             tag: 1,
             tls: false,
             path: 5,
+            gateways: false,
         };
         let bytes = emitted(&hello);
         assert_eq!(bytes[8..16], [0, 0, 0, 5, 0, 0, 0, 1]);

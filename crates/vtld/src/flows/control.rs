@@ -327,6 +327,7 @@ pub(super) fn hello(carrier: CarrierId, tag: u32, path: u8) -> Frame<'static> {
         tag,
         tls: false,
         path,
+        gateways: true,
     }
 }
 

@@ -86,7 +86,7 @@ impl Flows {
             port,
             token,
             crypto,
-        } = match grantor.grant(peer.key.peer, rtt, seals) {
+        } = match grantor.grant(peer.host(), rtt, seals) {
             Ok(grant) => grant,
             Err(error) => {
                 tracing::warn!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot grant: peer refused");
@@ -166,12 +166,14 @@ impl Flows {
             let is_it = |peer: &Rc<Peer>| {
                 let Key {
                     opener,
-                    peer: at,
+                    peer: named,
                     tag: t,
                     ..
                 } = peer.key;
-                let is_here = at.to_canonical() == address;
-                (opener, t) == (Side::Peer, tag) && (is_here || peer.may_be_elsewhere(shown))
+                let is_there = [named, peer.host()]
+                    .iter()
+                    .any(|it| it.to_canonical() == address);
+                (opener, t) == (Side::Peer, tag) && (is_there || peer.may_be_elsewhere(shown))
             };
             self.peers().into_iter().find(is_it)
         };

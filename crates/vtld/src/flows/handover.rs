@@ -49,6 +49,12 @@ struct PeerLeft {
     #[serde(default)]
     target: Vec<Target>,
     dest: Option<SocketAddr>,
+    /// This host is a gateway for the local address.
+    #[serde(default)]
+    forwards: bool,
+    /// The peer's own address, if it is a gateway.
+    #[serde(default)]
+    host: Option<IpAddr>,
     last_carrier: u32,
     /// Carriers that end with this daemon: peers are told.
     carriers: Vec<CarrierId>,
@@ -203,6 +209,8 @@ impl Peer {
             target: self.settled_target().into_iter().collect(),
             desired: self.forget_desired(),
             dest: self.dest.take(),
+            forwards: self.gateway.forwards.get(),
+            host: self.gateway.host.get(),
             last_carrier: self.last_carrier.get(),
             carriers: carriers.into_iter().collect(),
             shown: self.shown.get().map(|key| key.to_string()),
@@ -217,6 +225,8 @@ impl Peer {
         }
         self.set_target(left.target.first().cloned());
         self.dest.set(left.dest);
+        self.gateway.forwards.set(left.forwards);
+        self.gateway.host.set(left.host);
         let shown = left.shown.as_deref();
         self.shown.set(shown.and_then(PublicKey::parse));
         self.last_carrier.set(left.last_carrier);

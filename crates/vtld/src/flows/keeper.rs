@@ -188,7 +188,7 @@ impl Flows {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let greeting = |frame: Frame<'_>| match frame {
-            Frame::Hello { tls, .. } => Some(tls),
+            Frame::Hello { tls, gateways, .. } => Some((tls, gateways)),
             _ => None,
         };
         let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
@@ -198,7 +198,7 @@ impl Flows {
             }
             return Err(io::ErrorKind::TimedOut.into());
         };
-        let Some(has_tls) = greeted? else {
+        let Some((has_tls, gateways)) = greeted? else {
             return Err(io::ErrorKind::Unsupported.into());
         };
         self.identify(peer, &control, has_tls).await?;
@@ -207,6 +207,7 @@ impl Flows {
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag, 0)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        self.tell_gateway(peer, &control, gateways).await;
         self.control(peer, id, control).await;
         Ok(())
     }
@@ -278,7 +279,7 @@ impl Flows {
                     token,
                     crypto,
                 } => {
-                    let to = SocketAddr::new(peer.key.peer, port);
+                    let to = SocketAddr::new(peer.host(), port);
                     let granted = Granted {
                         to,
                         token,
@@ -291,6 +292,7 @@ impl Flows {
                 }
                 Frame::Figures(figures) => peer.note_figures(told(&figures)),
                 Frame::Addresses(addresses) if control.has_tls() => peer.note_addresses(addresses),
+                Frame::Gateway { address } => self.note_gateway(peer, &control, address.into()),
                 frame => peer.frame(id, frame),
             };
             while control.next(each).await.is_ok() {}
@@ -343,9 +345,14 @@ impl Flows {
             if !peer.needs(Kind::Graft) {
                 continue;
             }
-            let granted = Granted::freely(peer.key.peer);
-            if let Err(error) = self.open_carrier(peer, Kind::Graft, granted, None).await {
-                tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
+            let host = peer.host();
+            let opening = self.open_carrier(peer, Kind::Graft, Granted::freely(host), None);
+            tokio::select! {
+                opened = opening => if let Err(error) = opened {
+                    tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
+                },
+                // The peer is a gateway: at once there.
+                () = peer.until(|peer| peer.host() != host) => pauses = Pauses::new(Peer::signs),
             }
         }
     }
@@ -408,7 +415,7 @@ impl Flows {
         let over = peer.over(kind);
         let opening = ToOpen {
             granted,
-            local: peer.key.local,
+            local: self.own_address(peer),
             rtt,
             over: over.clone(),
             encrypted: peer.requires_encryption(),
@@ -442,14 +449,16 @@ impl Flows {
             return tracing::debug!(%error, peer = %peer.key.peer, "association: no control connection");
         }
         let numbered = |frame: Frame<'_>| match frame {
-            Frame::Hello { carrier, tag, .. }
-                if tag == peer.key.tag && carrier.opener == Side::Peer =>
-            {
-                Some(carrier)
-            }
+            Frame::Hello {
+                carrier,
+                tag,
+                gateways,
+                ..
+            } if tag == peer.key.tag && carrier.opener == Side::Peer => Some((carrier, gateways)),
             _ => None,
         };
-        if let Ok(Ok(Some(id))) = timeout(ANSWER, control.next(numbered)).await {
+        if let Ok(Ok(Some((id, gateways)))) = timeout(ANSWER, control.next(numbered)).await {
+            self.tell_gateway(&peer, &control, gateways).await;
             self.serve_controlled(peer, id, control).await;
         }
     }
@@ -477,6 +486,10 @@ impl Flows {
                     if peer.note_preferred(preference) {
                         self.follow_preferred_control(&peer);
                     }
+                    None
+                }
+                Frame::Gateway { address } => {
+                    self.note_gateway(&peer, &control, address.into());
                     None
                 }
                 frame => {
@@ -536,6 +549,7 @@ fn greeting(peer: &Peer) -> Frame<'static> {
         tag: peer.key.tag,
         tls: true,
         path: 0,
+        gateways: true,
     }
 }
 

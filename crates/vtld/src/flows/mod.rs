@@ -5,7 +5,7 @@
 //! - `flow.rs`: moves the bytes of one flow.
 //! - `congestion.rs`: the congestion control of flows' own TCP connections.
 //! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
-//! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers.
+//! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers. `gateway.rs`: for hosts behind gateways.
 //! - `budget.rs`: the memory budget.
 //! - `stacks.rs`: opens sessions on further paths, and tells peers this host's further addresses (`addresses.rs`);
 //!   `flow/spread.rs`: spreads a flow over all of them.
@@ -23,6 +23,7 @@ mod carrier;
 mod congestion;
 mod control;
 mod flow;
+mod gateway;
 mod grants;
 mod handover;
 mod keeper;
@@ -237,6 +238,8 @@ pub(crate) struct Opened {
     pub(crate) tcp: TcpStream,
     pub(crate) name: FlowName,
     pub(crate) desired: Desired,
+    /// This host is a gateway: `src` is another host.
+    pub(crate) forwarded: bool,
 }
 
 /// Policy towards peers.
@@ -374,6 +377,7 @@ impl Flows {
             }
             return;
         };
+        peer.gateway.forwards.set(flow.forwarded);
         let near = self.hooker.near();
         if !near.is_zero() && peer.turns_out_near(&flow.tcp, near, self.limits.seals) {
             self.hooker.leave_near(flow.dest.ip());
@@ -398,6 +402,7 @@ impl Flows {
         let is_admitted = admits(&self.limits.from, key.peer);
         let peer = is_admitted.then(|| self.peer(key)).flatten();
         let peer = peer.map(|(peer, is_new)| {
+            peer.gateway.forwards.set(flow.forwarded.is_some());
             if is_new {
                 spawn_local(Rc::clone(self).look_after(Rc::clone(&peer)));
             }
@@ -413,15 +418,18 @@ impl Flows {
         if name.requires_carrier() && peer.as_ref().is_none_or(is_out_of_reach) {
             return tracing::debug!(client = %flow.client, "flows: reset: it requires a carrier, and came without");
         }
-        let (app, guard) = match self.hooker.connect_local_app(flow.dest, flow.client) {
-            Ok(connected) => connected,
-            Err(error) => {
-                tracing::debug!(%error, dest = %flow.dest, "flows: cannot connect to the local application");
-                return;
-            }
+        let (app, guard) = match flow.forwarded.flatten() {
+            Some(app) => (app, None),
+            None => match self.hooker.connect_local_app(flow.dest, flow.client) {
+                Ok((app, guard)) => (app, Some(guard)),
+                Err(error) => {
+                    tracing::debug!(%error, dest = %flow.dest, "flows: cannot connect to the local application");
+                    return;
+                }
+            },
         };
         let Some(peer) = peer else {
-            return self.hooker.carry(app, flow.peer, Some(guard));
+            return self.hooker.carry(app, flow.peer, guard);
         };
         if name.lets_bbr() {
             peer.note_lets_bbr();
@@ -431,7 +439,7 @@ impl Flows {
             opener: Side::Peer,
             number: name.number,
         };
-        let ends = Ends::new(app, flow.peer, Some(guard));
+        let ends = Ends::new(app, flow.peer, guard);
         let is_tolerant = self.hooker.tolerates(flow.dest.port());
         self.start(&peer, id, ends, [flow.dest, flow.client], is_tolerant);
     }

@@ -35,6 +35,7 @@ use super::{
     carrier::Carrier,
     control::Control,
     flow::{Beginning, RESET, State},
+    gateway::Gateway,
     now_ns,
     reconfigure::Following,
     socket::handshake,
@@ -124,6 +125,7 @@ pub(super) struct Peer {
     refused: RefCell<Option<Refused>>,
     /// The peer's permissions, once it is admitted.
     standing: RefCell<Standing>,
+    pub(super) gateway: Gateway,
     /// Destination of the latest flow opened by this host.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// Consecutive handshakes fast enough for a near host.
@@ -168,6 +170,7 @@ impl Peer {
             shown: Cell::new(None),
             refused: RefCell::default(),
             standing: RefCell::default(),
+            gateway: Gateway::default(),
             dest: Cell::new(None),
             quick: Cell::new(0),
             answers: Cell::new(0),

@@ -173,6 +173,7 @@ impl Handle {
             src,
             peer: tcp,
             name,
+            forwarded,
             ..
         } = flow;
         app.accept(move |app| match app {
@@ -183,6 +184,7 @@ impl Handle {
                 tcp,
                 name,
                 desired,
+                forwarded,
             })),
             Err(error) => tracing::debug!(%error, %dest, "flows: the application is gone"),
         });

@@ -162,6 +162,26 @@ impl Programs {
         Ok(Self { object })
     }
 
+    /// Other programs, of a loaded object.
+    pub(super) fn new(object: Object) -> Self {
+        Self { object }
+    }
+
+    /// Attaches a program of type sk_lookup to a network namespace.
+    pub(super) fn attach_netns(
+        &self,
+        name: &'static str,
+        netns: &impl AsFd,
+    ) -> Result<Attached, HookerError> {
+        let link = program(&self.object, name)?.attach_netns(netns.as_fd().as_raw_fd());
+        link.and_then(|link| Attached::new(&link))
+            .map_err(|source| HookerError::Attach {
+                program: name,
+                to: "the network namespace".into(),
+                source,
+            })
+    }
+
     pub(super) fn attach_cgroup(
         &self,
         name: &'static str,

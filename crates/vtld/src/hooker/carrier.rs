@@ -334,7 +334,7 @@ pub(super) struct Wish {
 
 impl Wish {
     /// The wish for a client's carrier by way of vtld; `None` for plain TCP, and for server ports' carriers.
-    fn new(carrier: &Carrier) -> Option<Self> {
+    pub(super) fn new(carrier: &Carrier) -> Option<Self> {
         let mut wish = Self::default();
         match carrier {
             Carrier::Best => {}

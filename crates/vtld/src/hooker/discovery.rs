@@ -9,12 +9,21 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, TcpStream},
     os::fd::OwnedFd,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use vtl_proto::frame::FlowName;
 
-use super::{Shared, held::HeldConnect, sock};
+use super::{
+    Shared, gateway,
+    held::{Forwarded, HeldConnect},
+    sock,
+};
+
+/// At a gateway: how long a host behind it may take to answer a connect from beyond the hop,
+const SILENT_INSIDE: Duration = Duration::from_secs(5);
+/// and one beyond the hop. Then the place is another's, and a SYN that comes again begins anew.
+const SILENT_OUTSIDE: Duration = Duration::from_secs(30);
 
 /// A connect to a real destination that is in progress.
 pub(super) struct Attempt {
@@ -22,7 +31,7 @@ pub(super) struct Attempt {
     pub(super) socket: OwnedFd,
     cookie: u64,
     offer: Option<FlowName>,
-    /// Timeout of the option: then a SYN without it is tried. `None`: the option is not sent.
+    /// Timeout of the option, if it is sent: then a SYN without it is tried; or of a forwarded connect.
     pub(super) deadline: Option<Instant>,
 }
 
@@ -58,14 +67,24 @@ pub(super) fn start(
     mut held: HeldConnect,
     offer: Option<FlowName>,
 ) -> Result<Attempt, (HeldConnect, io::Error)> {
-    match open(shared, &held, offer) {
+    let opened = match held.is_forwarded() {
+        true => gateway::open(shared, &held, offer),
+        false => open(shared, &held, offer),
+    };
+    match opened {
         Ok((socket, cookie)) => {
             show_port(&mut held, &socket);
             // Twice as long for a peer whose path is known to pass the option: there loss is the likelier reason. At
             // 7 % loss each way, three of ten thousand handshakes take longer.
             let known = shared.broker.knows(held.dest().ip());
             let patience = shared.config.offer_timeout * if known { 2 } else { 1 };
-            let deadline = offer.map(|_| Instant::now() + patience);
+            let patience = match (offer, held.forwarded()) {
+                (Some(_), _) => Some(patience),
+                (None, None) => None,
+                (None, Some(Forwarded::Inside)) => Some(SILENT_OUTSIDE),
+                (None, Some(Forwarded::Outside(_))) => Some(SILENT_INSIDE),
+            };
+            let deadline = patience.map(|patience| Instant::now() + patience);
             Ok(Attempt {
                 held,
                 socket,
@@ -98,7 +117,13 @@ pub(super) fn connect_control(
 ) -> io::Result<TcpStream> {
     let socket = sock::tcp(dest.ip())?;
     sock::tune(&socket)?;
-    sock::bind(&socket, SocketAddr::new(from, 0), false)?;
+    match sock::bind(&socket, SocketAddr::new(from, 0), false) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            // A gateway's: the address is that of a host behind it.
+            return gateway::connect_control(shared, from, dest, name);
+        }
+        bound => bound?,
+    }
     let cookie = sock::cookie(&socket)?;
     shared
         .maps

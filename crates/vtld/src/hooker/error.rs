@@ -99,6 +99,28 @@ pub enum HookerError {
     /// The same thing is hooked already.
     #[error("{0} is hooked already")]
     AlreadyHooked(String),
+    /// The interface has a gateway.
+    #[error("{0} has a gateway already: vtl gateway remove {0}")]
+    AlreadyGateway(String),
+    /// The interface has no gateway.
+    #[error("there is no gateway at {0}: `vtl gateway list` shows those there are")]
+    NoSuchGateway(String),
+    /// The interface is not one of `vtld --interface`.
+    #[error("vtld does not use the interface {0}: start it with --interface {0}, too")]
+    OutOfScope(String),
+    /// A gateway cannot have this carrier.
+    #[error(
+        "a gateway cannot have the carrier {0}: it forwards what it cannot carry; take best, auto, graft:NAME, or another kind of carrier"
+    )]
+    NotForGateways(String),
+    /// Accepted connections inherit marks.
+    #[error(
+        "a gateway's connections would inherit its mark: sysctl net.ipv4.tcp_fwmark_accept=0 first"
+    )]
+    MarksAccepted,
+    /// Too many prefixes and ports.
+    #[error("all gateways together have at most {0} prefixes, and as many ports")]
+    TooManyFilters(u32),
     /// Another daemon is taking over.
     #[error("another vtld is taking over: ask it")]
     Leaving,

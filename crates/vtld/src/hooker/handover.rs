@@ -19,18 +19,19 @@ use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
 
 use super::{
-    Handle, Hooker, carrier::Wishes, hooks::Hooked, listeners::Listeners, worker::Command,
+    Handle, Hooker, carrier::Wishes, gateway, hooks::Hooked, listeners::Listeners, worker::Command,
 };
 use crate::handover::{Descriptors, Outgoing, Place};
 
 /// Maps that outlive a daemon: addresses that applications see, and the state of sockets and destinations.
-const MAPS: [&str; 6] = [
+const MAPS: [&str; 7] = [
     "vtl_captured",
     "vtl_locals",
     "vtl_plain",
     "vtl_pairs",
     "vtl_shown",
     "vtl_own",
+    "vtl_gateway_outside",
 ];
 
 /// State handed over by the Hooker.
@@ -50,6 +51,8 @@ pub(crate) struct Handover {
     /// locks.
     groups: Vec<(PathBuf, Place)>,
     proxied: Vec<Proxied>,
+    #[serde(default)]
+    gateways: gateway::Left,
 }
 
 impl Handover {
@@ -182,7 +185,9 @@ impl Hooker {
         let steering = hooked.steering().map(|link| outgoing.put(link));
         let steering = steering.collect::<io::Result<_>>()?;
         drop(hooked);
+        let gateways = self.leave_gateways(|descriptor| outgoing.put(&descriptor))?;
         Ok(Handover {
+            gateways,
             steering,
             capture: capture_places,
             steer: steer_places,
@@ -207,7 +212,9 @@ impl Hooker {
         }
         let steering = left.steering.into_iter();
         let steering = steering.filter_map(|place| descriptors.take(place).ok());
-        *self.former() = steering.collect();
+        let mut former: Vec<OwnedFd> = steering.collect();
+        former.extend(self.resume_gateways(left.gateways, descriptors));
+        *self.former() = former;
         for Proxied { sides, shown } in left.proxied {
             let guard = shown.map(|end| self.handle.adopt_client(end));
             let mut side = |side: Side| {

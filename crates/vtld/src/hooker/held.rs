@@ -1,7 +1,8 @@
-//! Held connects: captured connects of applications that wait for an answer.
+//! Held connects: connects that wait for an answer, captured ones of applications, and at a gateway forwarded ones.
 //!
-//! The table of their SYNs is keyed by the application's address on the loopback. Accepting injects
-//! the SYN to vtld's listener; refusing answers it in the destination's name.
+//! The table of their SYNs is keyed by both ends: the application's address and vtld's listener on the loopback; at a
+//! gateway, client and server. Accepting injects the SYN to vtld's listener; refusing answers it in the destination's
+//! name.
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ use super::{
     sock,
 };
 use crate::panics;
-use vtl_proto::carrier::Kind;
+use vtl_proto::{carrier::Kind, frame::FlowName};
 
 /// Timeout from the injected SYN to the accepted socket. On the loopback it takes microseconds,
 /// unless the application has closed its socket.
@@ -51,6 +52,9 @@ enum State {
     Over { until: Instant },
 }
 
+/// Ends of a held connect: those of its SYN.
+type Ends = [SocketAddr; 2];
+
 struct Entry {
     id: u64,
     cookie: u64,
@@ -66,20 +70,74 @@ impl Entry {
     }
 }
 
+/// Raw sockets that send whole packets, of both families.
+pub(super) struct Raw {
+    v4: OwnedFd,
+    /// `None`: the host has no IPv6.
+    v6: Option<OwnedFd>,
+}
+
+impl Raw {
+    /// Opens them, with this SO_MARK.
+    pub(super) fn open(mark: u32) -> io::Result<Self> {
+        Ok(Self {
+            v4: sock::raw(true, mark)?,
+            v6: sock::raw(false, mark).ok(),
+        })
+    }
+
+    pub(super) fn v4(&self) -> &OwnedFd {
+        &self.v4
+    }
+
+    pub(super) fn has_v6(&self) -> bool {
+        self.v6.is_some()
+    }
+
+    fn send(&self, packet: &[u8], to: SocketAddr) {
+        let raw = if to.is_ipv4() {
+            Some(&self.v4)
+        } else {
+            self.v6.as_ref()
+        };
+        // A lost packet is made up for by a SYN retransmission.
+        if let Some(Err(error)) = raw.map(|raw| sock::send_to(raw, packet, to.ip())) {
+            tracing::debug!(%error, %to, "hooker: cannot send a held SYN or its answer");
+        }
+    }
+}
+
+/// Called when a connect is not held any more.
+type Released = Box<dyn Fn(Ends) + Send + Sync>;
+
 /// All held connects, and the raw sockets to answer them.
 pub(super) struct Flows {
-    raw4: OwnedFd,
-    raw6: Option<OwnedFd>,
-    table: Mutex<(HashMap<SocketAddr, Entry>, u64)>,
+    /// For SYNs to vtld's listeners.
+    inject: Raw,
+    /// For answers to who connects; `None`: by `inject`.
+    answer: Option<Raw>,
+    released: Option<Released>,
+    table: Mutex<(HashMap<Ends, Entry>, u64)>,
     /// Handing over: another daemon will answer the open connects.
     is_leaving: AtomicBool,
 }
 
 impl Flows {
-    pub(super) fn new(raw4: OwnedFd, raw6: Option<OwnedFd>) -> Self {
+    /// For captured connects, on the loopback.
+    pub(super) fn captured(raw: Raw) -> Self {
+        Self::new(raw, None, None)
+    }
+
+    /// For forwarded connects.
+    pub(super) fn forwarded(inject: Raw, answer: Raw, released: Released) -> Self {
+        Self::new(inject, Some(answer), Some(released))
+    }
+
+    fn new(inject: Raw, answer: Option<Raw>, released: Option<Released>) -> Self {
         Self {
-            raw4,
-            raw6,
+            inject,
+            answer,
+            released,
             table: Mutex::new((HashMap::new(), 0)),
             is_leaving: AtomicBool::new(false),
         }
@@ -96,32 +154,37 @@ impl Flows {
         self.table().0.values().any(injected)
     }
 
-    fn table(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Entry>, u64)> {
+    fn table(&self) -> MutexGuard<'_, (HashMap<Ends, Entry>, u64)> {
         // Poisoning is harmless: no critical section leaves a partial update.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, packet: &[u8], to: SocketAddr) {
-        let raw = if to.is_ipv4() {
-            Some(&self.raw4)
-        } else {
-            self.raw6.as_ref()
-        };
-        // A lost packet is made up for by the application's SYN retransmission.
-        if let Some(Err(error)) = raw.map(|raw| sock::send_to(raw, packet, to.ip())) {
-            tracing::debug!(%error, %to, "hooker: cannot send on the loopback");
+    fn answer(&self, packet: &[u8], to: SocketAddr) {
+        self.answer
+            .as_ref()
+            .unwrap_or(&self.inject)
+            .send(packet, to);
+    }
+
+    fn release(&self, ends: Ends) {
+        if let Some(released) = &self.released {
+            released(ends);
         }
     }
 
-    /// Handles a SYN from the ring. `Some` for a new connect; retransmissions are handled here.
-    pub(super) fn hold(&self, shared: &Arc<Shared>, event: &vtl_syn) -> Option<HeldConnect> {
+    /// Handles a SYN of a captured connect, from the ring. `Some` for a new connect; retransmissions are handled here.
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        event: &vtl_syn,
+    ) -> Option<HeldConnect> {
         let len = (event.len as usize).min(event.packet.len());
         let syn = SynPacket::parse(&event.packet[..len])?;
         let (app, dest) = (syn.source(), abi::socket_addr(&event.dest));
         if dest.port() == 0 {
             // Not a captured connect: the port is closed.
             if let Some(reset) = syn.refusal(ConnectError::Refused) {
-                self.send(&reset, app);
+                self.answer(&reset, app);
             }
             return None;
         }
@@ -129,14 +192,59 @@ impl Flows {
             0 => Wish::default(),
             wish => shared.hooks().wish(wish),
         };
+        let ends = [app, syn.target()];
+        let id = self.enter(syn, event.cookie)?;
+        Some(HeldConnect(Box::new(Held {
+            shared: Arc::clone(shared),
+            flows: Arc::clone(self),
+            ends,
+            id,
+            cookie: event.cookie,
+            mark: event.mark,
+            dest,
+            src: app,
+            wish,
+            forwarded: None,
+            answered: false,
+        })))
+    }
+
+    /// Handles a SYN of a forwarded connect. `Some` for a new connect; retransmissions are handled here.
+    pub(super) fn hold_forwarded(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        syn: SynPacket,
+        wish: Wish,
+        forwarded: Forwarded,
+    ) -> Option<HeldConnect> {
+        let ends @ [src, dest] = [syn.source(), syn.target()];
+        let id = self.enter(syn, 0)?;
+        Some(HeldConnect(Box::new(Held {
+            shared: Arc::clone(shared),
+            flows: Arc::clone(self),
+            ends,
+            id,
+            cookie: 0,
+            mark: 0,
+            dest,
+            src,
+            wish,
+            forwarded: Some(forwarded),
+            answered: false,
+        })))
+    }
+
+    /// Enters a SYN; its id if it is a new one.
+    fn enter(&self, syn: SynPacket, cookie: u64) -> Option<u64> {
+        let ends = [syn.source(), syn.target()];
         let mut guard = self.table();
         let (table, last) = &mut *guard;
-        if let Some(entry) = table.get(&app)
-            && entry.cookie == event.cookie
+        if let Some(entry) = table.get(&ends)
+            && entry.cookie == cookie
             && entry.syn.sequence() == syn.sequence()
         {
             if matches!(entry.state, State::Injected { .. }) {
-                self.send(syn.bytes(), syn.target());
+                self.inject.send(syn.bytes(), syn.target());
             }
             return None;
         }
@@ -144,11 +252,11 @@ impl Flows {
         let id = *last;
         let entry = Entry {
             id,
-            cookie: event.cookie,
+            cookie,
             syn,
             state: State::Open,
         };
-        let former = table.insert(app, entry);
+        let former = table.insert(ends, entry);
         drop(guard);
         if let Some(Entry {
             state: State::Injected { accepted, .. },
@@ -157,27 +265,18 @@ impl Flows {
         {
             accepted(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        Some(HeldConnect(Box::new(Held {
-            shared: Arc::clone(shared),
-            app,
-            id,
-            cookie: event.cookie,
-            mark: event.mark,
-            dest,
-            src: app,
-            wish,
-            answered: false,
-        })))
+        Some(id)
     }
 
-    /// Completes an accepted connect: the listener got the connection from `app`.
-    pub(super) fn accepted(&self, app: SocketAddr, stream: TcpStream) {
+    /// Completes an accepted connect: the listener got the connection with these ends.
+    pub(super) fn accepted(&self, ends: Ends, stream: TcpStream) {
         let former = {
             let mut guard = self.table();
             let injected = |entry: &&mut Entry| matches!(entry.state, State::Injected { .. });
-            let entry = guard.0.get_mut(&app).filter(injected);
+            let entry = guard.0.get_mut(&ends).filter(injected);
             entry.map(|entry| entry.end(STRAGGLING))
         };
+        self.release(ends);
         // Without an entry the stream is dropped, which resets it.
         if let Some(State::Injected { accepted, .. }) = former {
             accepted(Ok(stream));
@@ -186,7 +285,7 @@ impl Flows {
 
     /// Removes entries that have timed out. Call about once a second.
     pub(super) fn expire(&self, now: Instant) {
-        let expired: Vec<Entry> = {
+        let expired: Vec<(Ends, Entry)> = {
             let mut guard = self.table();
             let old = |entry: &Entry| match &entry.state {
                 State::Open => false,
@@ -195,13 +294,11 @@ impl Flows {
                 }
                 | State::Over { until } => *until <= now,
             };
-            guard
-                .0
-                .extract_if(|_, entry| old(entry))
-                .map(|(_, entry)| entry)
-                .collect()
+            guard.0.extract_if(|_, entry| old(entry)).collect()
         };
-        for entry in expired {
+        for (ends, entry) in expired {
+            // Also done ones: a late copy of their SYN may have been held again.
+            self.release(ends);
             if let State::Injected { accepted, .. } = entry.state {
                 accepted(Err(io::ErrorKind::TimedOut.into()));
             }
@@ -209,18 +306,29 @@ impl Flows {
     }
 }
 
+/// What is special of a connect that is forwarded by this host, which is a gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forwarded {
+    /// To a host beyond the hop, without VTL's option.
+    Inside,
+    /// From beyond the hop, with this name in VTL's option.
+    Outside(FlowName),
+}
+
 /// An application's connect that waits for its outcome. Dropping it refuses the connect.
 pub struct HeldConnect(Box<Held>);
 
 struct Held {
     shared: Arc<Shared>,
-    app: SocketAddr,
+    flows: Arc<Flows>,
+    ends: Ends,
     id: u64,
     cookie: u64,
     mark: u32,
     dest: SocketAddr,
     src: SocketAddr,
     wish: Wish,
+    forwarded: Option<Forwarded>,
     answered: bool,
 }
 
@@ -287,12 +395,26 @@ impl HeldConnect {
 
     /// The address that the application bound its socket to before the connect.
     pub(super) fn bound(&self) -> Option<SocketAddr> {
-        (!self.0.app.ip().is_loopback()).then_some(self.0.app)
+        let [app, _] = self.0.ends;
+        (!app.ip().is_loopback()).then_some(app)
+    }
+
+    /// What is special of it if this host forwards it.
+    pub(super) fn forwarded(&self) -> Option<Forwarded> {
+        self.0.forwarded
+    }
+
+    /// Whether this host forwards it, as a gateway: the source is not an address of this host.
+    pub fn is_forwarded(&self) -> bool {
+        self.0.forwarded.is_some()
     }
 
     /// Sets the address that getsockname shows.
     pub fn set_src(&mut self, src: SocketAddr) {
         self.0.src = src;
+        if self.0.cookie == 0 {
+            return;
+        }
         // On failure getsockname shows the loopback address, as before.
         let _ = self.0.shared.maps.show_local(self.0.cookie, src);
     }
@@ -303,16 +425,16 @@ impl HeldConnect {
     /// that closes it in order.
     pub fn accept(mut self, accepted: impl FnOnce(io::Result<TcpStream>) + Send + 'static) {
         self.0.answered = true;
-        let flows = &self.0.shared.flows;
+        let flows = &self.0.flows;
         let mut guard = flows.table();
-        match guard.0.get_mut(&self.0.app) {
+        match guard.0.get_mut(&self.0.ends) {
             Some(entry) if entry.id == self.0.id => {
                 let deadline = Instant::now() + ACCEPT_TIMEOUT;
                 entry.state = State::Injected {
                     accepted: Box::new(accepted),
                     deadline,
                 };
-                flows.send(entry.syn.bytes(), entry.syn.target());
+                flows.inject.send(entry.syn.bytes(), entry.syn.target());
             }
             _ => {
                 drop(guard);
@@ -329,29 +451,38 @@ impl HeldConnect {
     /// Leaves the connect unanswered and drops its entry: the SYN retransmission starts anew.
     pub(super) fn put_off(&mut self) {
         self.0.answered = true;
-        let mut guard = self.0.shared.flows.table();
-        if guard.0.get(&self.0.app).is_some_and(|e| e.id == self.0.id) {
-            guard.0.remove(&self.0.app);
+        let Held {
+            flows, ends, id, ..
+        } = &*self.0;
+        let mut guard = flows.table();
+        if guard.0.get(ends).is_some_and(|entry| entry.id == *id) {
+            guard.0.remove(ends);
+            drop(guard);
+            flows.release(*ends);
         }
     }
 
     fn answer(&mut self, error: ConnectError) {
         self.0.answered = true;
-        let flows = &self.0.shared.flows;
+        let Held {
+            flows, ends, id, ..
+        } = &*self.0;
         let mut guard = flows.table();
-        let Some(entry) = guard.0.get_mut(&self.0.app) else {
+        let Some(entry) = guard.0.get_mut(ends).filter(|entry| entry.id == *id) else {
             return;
         };
-        if entry.id != self.0.id {
-            return;
-        }
         if let Some(packet) = entry.syn.refusal(error) {
-            flows.send(&packet, self.0.app);
+            flows.answer(&packet, ends[0]);
             // TCP ignores ICMP while a system call owns the socket: its SYN retransmission is to be held anew.
-            guard.0.remove(&self.0.app);
+            guard.0.remove(ends);
+        } else if self.0.forwarded.is_some() {
+            // Whoever still waits sends its SYN again.
+            guard.0.remove(ends);
         } else {
             entry.end(SILENCE);
         }
+        drop(guard);
+        flows.release(*ends);
     }
 }
 
@@ -360,7 +491,7 @@ impl Drop for HeldConnect {
         if self.0.answered {
             return;
         }
-        let is_leaving = self.0.shared.flows.is_leaving.load(Ordering::Relaxed);
+        let is_leaving = self.0.flows.is_leaving.load(Ordering::Relaxed);
         // Also after a panic: the next daemon answers.
         match is_leaving || panics::happened() {
             true => self.put_off(),

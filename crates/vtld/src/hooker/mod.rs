@@ -17,6 +17,7 @@ mod carrier;
 mod cgroup;
 mod discovery;
 mod error;
+mod gateway;
 mod handover;
 mod held;
 mod hooks;
@@ -37,6 +38,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, Ordering},
         mpsc::{Sender, channel},
     },
     thread::JoinHandle,
@@ -54,6 +56,7 @@ use crate::{Scope, handover::Left};
 pub(crate) use beat::Pulse;
 pub use carrier::{Carrier, Must, Over};
 pub use error::{ConnectError, HookerError};
+pub use gateway::{Gateway, GatewayListed};
 pub(crate) use handover::Handover;
 pub use held::HeldConnect;
 pub use hooks::{Hook, Hooked};
@@ -66,8 +69,9 @@ use abi::vtl_hook_config;
 use beat::Heart;
 use bpf::{ACCEPTED, ADDRESSES, Attached, HOLD_SYN, Maps, Programs, SOCKOPS, WATCH_NEAR};
 use cgroup::Hierarchy;
+use gateway::Gateways;
 use handover::Inherited;
-use held::Flows;
+use held::{Flows, Raw};
 use hooks::Hooks;
 use listeners::{Bound, Listeners};
 use proxy::ProxyHandle;
@@ -129,6 +133,8 @@ pub struct ClientFlow {
     pub auto: bool,
     /// The flow's name, which the SYN of `peer` announced.
     pub name: FlowName,
+    /// This host is a gateway: `src` is another host.
+    pub forwarded: bool,
 }
 
 /// A connection that was steered to vtld at the server.
@@ -142,6 +148,8 @@ pub struct ServerFlow {
     pub client: SocketAddr,
     /// The name in its SYN: of a flow, or of an association's control connection.
     pub name: FlowName,
+    /// This host is a gateway: `dest` is another host. A flow's connection to the application there, non-blocking.
+    pub forwarded: Option<Option<TcpStream>>,
 }
 
 /// Receives connections whose both ends run VTL. All methods run on the Hooker's threads and must
@@ -172,7 +180,7 @@ struct Shared {
     config: Config,
     broker: Arc<dyn Broker>,
     maps: Maps,
-    flows: Flows,
+    flows: Arc<Flows>,
     proxy: ProxyHandle,
     commands: Sender<Command>,
     wake: Arc<EventFd>,
@@ -186,6 +194,9 @@ struct Shared {
     ports: RwLock<BTreeMap<u16, bool>>,
     /// The conditions of the rules in force; a copy, as the lock of the hooks may be held long.
     plans: Mutex<Arc<Plans>>,
+    gateways: Mutex<Gateways>,
+    /// Whether there is a gateway; a copy, as that lock may be held long.
+    is_gateway: AtomicBool,
 }
 
 /// Lock guard of the hooks. It may be held as long as the verifier takes, so [`Shared::ports`] does not need it: that
@@ -281,9 +292,9 @@ impl Handle {
         self.shared.ports().values().any(|tolerant| *tolerant)
     }
 
-    /// Whether any port is hooked.
+    /// Whether any port is hooked, or this host is a gateway.
     pub fn serves_any(&self) -> bool {
-        !self.shared.ports().is_empty()
+        !self.shared.ports().is_empty() || self.shared.is_gateway.load(Ordering::Relaxed)
     }
 
     /// Proxies between two non-blocking streams, with TCP's semantics at both ends, until both have
@@ -307,6 +318,11 @@ impl Handle {
         name: FlowName,
     ) -> io::Result<TcpStream> {
         discovery::connect_control(&self.shared, from, dest, name)
+    }
+
+    /// This host's address in packets to `dest`. Sends nothing.
+    pub fn address_towards(&self, dest: SocketAddr) -> io::Result<IpAddr> {
+        sock::route_source(dest, 0)
     }
 
     /// Whether the peer of a connection made by [`Handle::connect_control`], now established, speaks VTL.
@@ -375,6 +391,9 @@ impl Hooker {
         left: &mut Option<Left>,
     ) -> Result<Self, HookerError> {
         let is_heir = left.is_some();
+        if !is_heir {
+            gateway::sweep();
+        }
         let inherited = match left {
             Some(Left {
                 handover,
@@ -385,16 +404,16 @@ impl Hooker {
         let failed = HookerError::socket;
         allow_many_descriptors();
         let mark = random_mark().map_err(failed("get random bytes"))?;
-        let raw4 = sock::raw(true, mark).map_err(failed("open a raw socket (needs root)"))?;
-        // Fails on a host without IPv6, which has nothing to capture.
-        let raw6 = sock::raw(false, mark).ok();
-        let netns_cookie = sock::netns_cookie(&raw4).map_err(failed("identify the namespace"))?;
+        // Without IPv6 there is nothing to capture of it.
+        let raw = Raw::open(mark).map_err(failed("open a raw socket (needs root)"))?;
+        let netns_cookie =
+            sock::netns_cookie(raw.v4()).map_err(failed("identify the namespace"))?;
         let mut capture = inherited.capture.into_iter();
         let v4 = Bound::new(true, capture.next());
         let v4 = v4.map_err(failed("bind to 127.0.0.1 (is lo up?)"))?;
-        let v6 = match &raw6 {
-            Some(_) => Bound::new(false, capture.next()).ok(),
-            None => None,
+        let v6 = match raw.has_v6() {
+            true => Bound::new(false, capture.next()).ok(),
+            false => None,
         };
         let hook = vtl_hook_config {
             netns_cookie,
@@ -439,7 +458,7 @@ impl Hooker {
             config,
             broker,
             maps,
-            flows: Flows::new(raw4, raw6),
+            flows: Arc::new(Flows::captured(raw)),
             proxy,
             commands,
             wake: Arc::new(wake),
@@ -449,6 +468,8 @@ impl Hooker {
             hooks: Mutex::new(hooks),
             ports: RwLock::default(),
             plans: Mutex::default(),
+            gateways: Mutex::default(),
+            is_gateway: AtomicBool::new(false),
         });
         if is_heir {
             shared.clients().inherit(shared.maps.shown());
@@ -582,6 +603,7 @@ impl Drop for Hooker {
         let shared = &self.handle.shared;
         // Stop capturing first, then end the threads, which resets the connections that they carry.
         shared.hooks().close();
+        shared.gateways().close();
         self.links.clear();
         // Fails if the thread has ended already.
         let _ = shared.commands.send(Command::Stop);

@@ -82,6 +82,13 @@ pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) ->
     Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
 }
 
+/// Binds to an address, whose port (0) the kernel chooses when it connects: one that is free for that destination.
+pub(super) fn bind_late(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
+    const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
+    option::set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
+    Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
+}
+
 /// Begins to connect.
 pub(super) fn connect(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
     match socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(addr)) {

@@ -15,7 +15,7 @@ use std::{
 use libbpf_rs::RingBuffer;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use vtl_proto::frame::FlowName;
+use vtl_proto::frame::{CONTROL_CONNECTION, FlowName};
 
 use crate::network::make_room;
 
@@ -25,7 +25,8 @@ use super::{
     bpf::Programs,
     discovery::{self, Attempt, Connected},
     error::{ConnectError, HookerError, lacks_descriptors},
-    held::HeldConnect,
+    gateway,
+    held::{Forwarded, HeldConnect},
     listeners::Listeners,
     sock, steering,
 };
@@ -40,6 +41,8 @@ const BREATH: Duration = Duration::from_millis(50);
 const RELIEF: Duration = Duration::from_secs(10);
 /// Maximum wait, when leaving, for accepted connects (injected SYNs) to reach the listener.
 const PROMISED: Duration = Duration::from_millis(100);
+/// The same at a gateway: handshakes with clients beyond the hop.
+const PROMISED_FAR: Duration = Duration::from_secs(1);
 /// How long connects to a destination that has stopped speaking VTL are not captured.
 const RETURN: Duration = Duration::from_secs(2);
 /// Maximum number of destinations remembered to have spoken VTL.
@@ -50,10 +53,14 @@ const SYNS: u64 = 1;
 const LINKS: u64 = 2;
 const CAPTURE: u64 = 3;
 const STEER: u64 = 5;
+const GATEWAY_SYNS: u64 = 10;
+const GATEWAY: u64 = 11;
 const ATTEMPTS: u64 = 16;
 
 /// Requests from other threads.
 pub(super) enum Command {
+    /// Reads what gateways hold, too.
+    Gateway(Box<gateway::Input>),
     /// Starts the event loop: the rest of the daemon is ready for connections.
     Begin,
     /// Drains the listeners, and ends the thread.
@@ -89,6 +96,7 @@ pub(super) struct Worker {
     last: u64,
     /// Destinations that have spoken VTL.
     spoke: HashSet<SocketAddr>,
+    gateway: Option<gateway::Input>,
 }
 
 impl Worker {
@@ -130,6 +138,7 @@ impl Worker {
             attempts: HashMap::new(),
             last: ATTEMPTS,
             spoke: HashSet::new(),
+            gateway: None,
         })
     }
 
@@ -170,9 +179,12 @@ impl Worker {
                     LINKS => {
                         steering::drain(self.links.as_fd());
                         self.shared.hooks().interfaces_changed();
+                        self.shared.gateways().interfaces_changed(&self.shared);
                     }
                     token @ CAPTURE..STEER => self.captured((token - CAPTURE) as usize),
-                    token @ STEER..ATTEMPTS => self.steered((token - STEER) as usize),
+                    token @ STEER..GATEWAY_SYNS => self.steered((token - STEER) as usize),
+                    GATEWAY_SYNS => self.forwarded_syns(),
+                    token @ GATEWAY..ATTEMPTS => self.forwarded((token - GATEWAY) as usize),
                     token => self.attempted(token),
                 }
             }
@@ -206,6 +218,7 @@ impl Worker {
                 return false;
             }
             Command::Begin => {}
+            Command::Gateway(input) => self.watch_gateway(*input),
         }
         true
     }
@@ -216,7 +229,16 @@ impl Worker {
         loop {
             (0..self.listeners.capture.len()).for_each(|index| self.captured(index));
             (0..self.listeners.steer.len()).for_each(|index| self.steered(index));
-            if !self.shared.flows.has_injected() || began.elapsed() > PROMISED {
+            let forwarded = self
+                .gateway
+                .as_ref()
+                .map_or(0, |input| input.listeners.len());
+            (0..forwarded).for_each(|index| self.forwarded(index));
+            let forwards = self.gateway.as_ref();
+            let has_forwarded = forwards.is_some_and(|gateway| gateway.flows.has_injected());
+            let is_near = self.shared.flows.has_injected() && began.elapsed() <= PROMISED;
+            let is_far = has_forwarded && began.elapsed() <= PROMISED_FAR;
+            if !is_near && !is_far {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -226,6 +248,9 @@ impl Worker {
 
     fn housekeeping(&mut self, now: Instant) {
         self.shared.flows.expire(now);
+        if let Some(gateway) = &self.gateway {
+            gateway.flows.expire(now);
+        }
         for ends in self.shared.clients().expire(now) {
             self.shared.maps.hide_client(ends);
         }
@@ -239,7 +264,11 @@ impl Worker {
             .collect();
         for token in due {
             if let Some(attempt) = self.attempts.remove(&token) {
-                let held = attempt.cancel(&self.shared);
+                let mut held = attempt.cancel(&self.shared);
+                if held.is_forwarded() {
+                    self.pass_by(&mut held);
+                    continue;
+                }
                 tracing::debug!(dest = %held.dest(), "hooker: no answer to a SYN with VTL's option");
                 self.connect_plain(held);
             }
@@ -259,6 +288,18 @@ impl Worker {
 
     /// Starts a connect to the real destination of a new held connect.
     fn opened(&mut self, mut held: HeldConnect) {
+        match held.forwarded() {
+            None => {}
+            Some(Forwarded::Inside) => {
+                let name = self.shared.broker.name_flow(&held);
+                return self.connect(held, Some(name));
+            }
+            Some(Forwarded::Outside(name)) if name.number == CONTROL_CONNECTION => {
+                // For this daemon alone.
+                return self.accept_outside(held, None);
+            }
+            Some(Forwarded::Outside(_)) => return self.connect(held, None),
+        }
         match discovery::find_source(&mut held) {
             Err(error) => self.fail(held, &error),
             // This host itself: no VTL needed.
@@ -299,6 +340,10 @@ impl Worker {
 
     /// Handles a local failure to start a connect: refuses it, or bypasses vtld if file descriptors are exhausted.
     fn fail(&self, mut held: HeldConnect, error: &io::Error) {
+        if held.is_forwarded() {
+            tracing::debug!(%error, dest = %held.dest(), "gateway: cannot connect: forwarded");
+            return self.pass_by(&mut held);
+        }
         if !lacks_descriptors(error) || held.requires_carrier() {
             return held.refuse(ConnectError::from(error));
         }
@@ -316,6 +361,11 @@ impl Worker {
         let _ = self.epoll.delete(&attempt.socket);
         match attempt.finish(&self.shared) {
             Err((held, error)) => held.refuse(ConnectError::from(&error)),
+            Ok(Connected { held, stream, .. })
+                if matches!(held.forwarded(), Some(Forwarded::Outside(_))) =>
+            {
+                self.accept_outside(held, Some(stream));
+            }
             Ok(Connected {
                 held,
                 stream,
@@ -331,6 +381,7 @@ impl Worker {
                 }
                 self.spoke.insert(dest);
                 self.shared.broker.client(ClientFlow {
+                    forwarded: held.is_forwarded(),
                     over: held.over().cloned(),
                     kind: held.kind(),
                     rule: held.rule().cloned(),
@@ -379,8 +430,8 @@ impl Worker {
     fn captured(&mut self, index: usize) {
         while let Some((stream, app)) = accept(&self.listeners.capture[index]) {
             let tuned = sock::tune_local(&stream).and_then(|()| stream.set_nonblocking(true));
-            if tuned.is_ok() {
-                self.shared.flows.accepted(app, stream);
+            if let Ok(local) = tuned.and_then(|()| stream.local_addr()) {
+                self.shared.flows.accepted([app, local], stream);
             }
         }
     }
@@ -401,6 +452,7 @@ impl Worker {
                         dest,
                         client,
                         name,
+                        forwarded: None,
                     });
                 }
                 // A middlebox stripped the option from our SYN/ACK: the client goes on as with a
@@ -415,6 +467,82 @@ impl Worker {
                 },
             }
         }
+    }
+}
+
+/// Gateways.
+impl Worker {
+    fn watch_gateway(&mut self, input: gateway::Input) {
+        // SAFETY: the ring owns this descriptor and lives as long as the epoll instance.
+        let ring = unsafe { BorrowedFd::borrow_raw(input.ring.epoll_fd()) };
+        let listeners = input.listeners.iter().map(AsFd::as_fd);
+        let all = [(GATEWAY_SYNS, ring)]
+            .into_iter()
+            .chain((GATEWAY..ATTEMPTS).zip(listeners));
+        for (token, fd) in all {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
+            if let Err(error) = self.epoll.add(fd, event) {
+                tracing::error!(%error, "gateway: cannot watch held connects");
+            }
+        }
+        self.gateway = Some(input);
+    }
+
+    fn forwarded_syns(&mut self) {
+        let Some(input) = &mut self.gateway else {
+            return;
+        };
+        if let Err(error) = input.ring.consume() {
+            tracing::warn!(%error, "gateway: cannot read held SYNs");
+        }
+        let flows = Arc::clone(&input.flows);
+        let mut held = Vec::new();
+        while let Ok(syn) = input.read.try_recv() {
+            held.extend(gateway::hold(&self.shared, &flows, &syn));
+        }
+        held.into_iter().for_each(|held| self.opened(held));
+    }
+
+    /// Takes the connections of clients whose connects were accepted.
+    fn forwarded(&mut self, index: usize) {
+        let Some(input) = &self.gateway else { return };
+        while let Some((stream, client)) = accept(&input.listeners[index]) {
+            let taken = sock::tune(&stream)
+                .and_then(|()| stream.set_nonblocking(true))
+                .and_then(|()| stream.local_addr());
+            if let Ok(dest) = taken {
+                input.flows.accepted([client, dest], stream);
+            }
+        }
+    }
+
+    /// Leaves a forwarded connect to the kernel: its next SYN is forwarded.
+    fn pass_by(&self, held: &mut HeldConnect) {
+        if held.forwarded() == Some(Forwarded::Inside) {
+            let _ = self.shared.maps.leave_plain(held.dest(), RELIEF);
+        }
+        held.put_off();
+    }
+
+    /// Accepts a connect of a VTL host beyond the hop. `app`: the connection to the host behind this one; `None`: the
+    /// connect is a control connection's.
+    fn accept_outside(&self, held: HeldConnect, app: Option<TcpStream>) {
+        let (shared, dest, client) = (Arc::clone(&self.shared), held.dest(), held.src());
+        held.accept(move |outer| {
+            let Ok(outer) = outer else { return };
+            match (steering::client_says(&shared, &outer), app) {
+                (Ok(Some(name)), app) => shared.broker.server(ServerFlow {
+                    peer: outer,
+                    dest,
+                    client,
+                    name,
+                    forwarded: Some(app),
+                }),
+                // A middlebox stripped the option from our SYN/ACK.
+                (Ok(None), Some(app)) => shared.proxy.join(app, outer, None),
+                (_, _) => {}
+            }
+        });
     }
 }
 

@@ -78,6 +78,7 @@ impl ControlBroker {
             carriers: Vec::new(),
             hooks: Vec::new(),
             near: Vec::new(),
+            gateways: Vec::new(),
         }
     }
 

@@ -99,7 +99,7 @@ impl Prefix {
     }
 
     /// The prefix in IPv6, with IPv4 mapped.
-    fn wide(self) -> (Ipv6Addr, u8) {
+    pub(super) fn wide(self) -> (Ipv6Addr, u8) {
         let before = if self.address.is_ipv4() { 96 } else { 0 };
         (wide(self.address), before + self.bits)
     }

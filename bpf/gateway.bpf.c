@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Gateway: ends TCP connections that this host forwards, and carries them over a hop.
+ *
+ * A SYN goes through the kernel's forwarding, firewall included, and is held at the egress of the
+ * interface that it would leave by. Later packets of its connection are taken at ingress: they get
+ * a mark, by which they are routed to this host although they are for another one.
+ */
+#include "vmlinux.h"
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "vtl/gateway.h"
+#include "vtl/receiver.h"
+#include "vtl/syn.h"
+
+char _license[] SEC("license") = "GPL";
+
+const volatile struct vtl_hook_config config SEC(".rodata.config");
+
+#include "vtl/capture.h"
+#include "vtl/outside.h"
+
+/* Interfaces whose hops are carried, by index. Written by vtld. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, VTL_GATEWAY_HOPS_MAX);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, __u32);
+    __type(value, struct vtl_gateway_hop);
+} vtl_gateway_hops SEC(".maps");
+
+/* Destinations that are carried, of interfaces that do not carry all. Written by vtld. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LPM_TRIE);
+    __uint(max_entries, VTL_GATEWAY_FILTERS_MAX);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct vtl_gateway_prefix);
+    __type(value, __u8);
+} vtl_gateway_prefixes SEC(".maps");
+
+/* Likewise destination ports. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, VTL_GATEWAY_FILTERS_MAX);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct vtl_gateway_port);
+    __type(value, __u8);
+} vtl_gateway_ports SEC(".maps");
+
+/* As vtl_gateway_outside, of connects to hosts beyond the hop. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, VTL_GATEWAY_INSIDE_MAX);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct vtl_four_tuple);
+    __type(value, __u64);
+} vtl_gateway_inside SEC(".maps");
+
+/* Ends of the latest SYNs as they came in: one that leaves with others has been translated (NAT),
+ * and only the kernel knows how to translate its answer back. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 8192);
+    __type(key, struct vtl_four_tuple);
+    __type(value, __u8);
+} vtl_gateway_arrived SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 1 << 20);
+} vtl_gateway_syns SEC(".maps");
+
+/* The listeners that held SYNs are injected to, by enum vtl_steer_slot. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SOCKMAP);
+    __uint(max_entries, VTL_STEER_SLOTS);
+    __type(key, __u32);
+    __type(value, __u64);
+} vtl_gateway_listeners SEC(".maps");
+
+/* Reads both ends of a TCP packet; 0: success. */
+static __always_inline int load_ends(struct __sk_buff *skb, int v4, __be16 sport, __be16 dport,
+                                     struct vtl_four_tuple *ends) {
+    __u32 ip[2];
+
+    __builtin_memset(ends, 0, sizeof(*ends));
+    ends->from.port = sport;
+    ends->to.port = dport;
+    if (!v4)
+        return load_ip(skb, offsetof(struct ipv6hdr, saddr), ends->from.addr, 16) ||
+               load_ip(skb, offsetof(struct ipv6hdr, daddr), ends->to.addr, 16);
+    if (load_ip(skb, offsetof(struct iphdr, saddr), ip, sizeof(ip)))
+        return 1;
+    map_v4(ends->from.addr, ip[0]);
+    map_v4(ends->to.addr, ip[1]);
+    return 0;
+}
+
+static __always_inline int is_held(const struct vtl_four_tuple *ends) {
+    return bpf_map_lookup_elem(&vtl_gateway_inside, ends) ||
+           bpf_map_lookup_elem(&vtl_gateway_outside, ends);
+}
+
+/* ---- SYNs ---- */
+
+/* 1 if the interface's gateway carries connections to this destination. */
+static __always_inline int carries(__u32 ifindex, const struct vtl_endpoint *to) {
+    struct vtl_gateway_hop *hop = bpf_map_lookup_elem(&vtl_gateway_hops, &ifindex);
+    struct vtl_gateway_prefix prefix = {.bits = 32 + 128, .ifindex = ifindex};
+    struct vtl_gateway_port port = {.ifindex = ifindex, .port = bpf_ntohs(to->port)};
+
+    if (!hop)
+        return 0;
+    copy_addr(prefix.addr, to->addr);
+    if (hop->has_prefixes && !bpf_map_lookup_elem(&vtl_gateway_prefixes, &prefix))
+        return 0;
+    return !hop->has_ports || bpf_map_lookup_elem(&vtl_gateway_ports, &port);
+}
+
+/* 1 if connects to this destination bypass vtld, by what is known of it. */
+static __always_inline int is_bypassed(const struct vtl_endpoint *to) {
+    struct vtl_near *near = bpf_map_lookup_elem(&vtl_near, to->addr);
+    __u64 *until = bpf_map_lookup_elem(&vtl_plain, to);
+
+    return (near && is_near(near)) || (until && *until > bpf_ktime_get_ns());
+}
+
+/* Enters a held SYN, of which vtld is told. 1: it is held, also one that was held before. 0: no
+ * room. *fresh: it was not held before. */
+static __always_inline int enter(const struct vtl_four_tuple *ends, int outside, int *fresh) {
+    __u64 now = bpf_ktime_get_ns();
+    long failed;
+
+    *fresh = 0;
+    if (is_held(ends))
+        return 1;
+    failed = outside ? bpf_map_update_elem(&vtl_gateway_outside, ends, &now, BPF_NOEXIST)
+                     : bpf_map_update_elem(&vtl_gateway_inside, ends, &now, BPF_NOEXIST);
+    *fresh = !failed;
+    return !failed;
+}
+
+/* Tells vtld of a SYN; 0: no room. */
+static __always_inline int tell(struct __sk_buff *skb, __u32 len, __u32 hop, int outside,
+                                const struct vtl_flow_name *flow) {
+    struct vtl_gateway_syn *s = bpf_ringbuf_reserve(&vtl_gateway_syns, sizeof(*s), 0);
+
+    if (!s)
+        return 0;
+    s->ifindex = hop;
+    s->outside = outside;
+    s->flow = *flow;
+    /* clang knows that headers are no longer, but the verifier does not. */
+    asm volatile("" : "+r"(len));
+    if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(struct tcphdr) ||
+        load_ip(skb, 0, s->packet, len)) {
+        bpf_ringbuf_discard(s, 0);
+        return 0;
+    }
+    s->len = len;
+    bpf_ringbuf_submit(s, 0);
+    return 1;
+}
+
+/* tcx egress on every interface but lo: holds SYNs of forwarded connections. Whatever it does not
+ * take leaves as it would without a gateway. */
+SEC("tcx/egress")
+int vtl_gateway_hold(struct __sk_buff *skb) {
+    __u32 off, in = skb->ingress_ifindex, out = skb->ifindex, hop;
+    struct vtl_flow_name flow = {};
+    struct vtl_four_tuple ends;
+    struct tcphdr tcp, *seen;
+    enum syn_says says;
+    int v4, odd, outside, fresh;
+
+    /* 0: this host's own. */
+    if (!in || in == out)
+        return TC_ACT_UNSPEC;
+    seen = glance(skb, &odd);
+    if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+        return TC_ACT_UNSPEC;
+    if (load_ends(skb, v4, tcp.source, tcp.dest, &ends) ||
+        !bpf_map_lookup_elem(&vtl_gateway_arrived, &ends))
+        return TC_ACT_UNSPEC;
+    says = vtl_option(skb, off, tcp.doff, &flow);
+    if (says == SYN_BOUND)
+        return TC_ACT_UNSPEC;
+    /* Those with the option come from a VTL host, or another gateway; those without go to one. */
+    outside = says != SYN_NOTHING;
+    hop = outside ? in : out;
+    if (!is_held(&ends)) {
+        if (!carries(hop, &ends.to) || (!outside && is_bypassed(&ends.to)))
+            return TC_ACT_UNSPEC;
+        /* A control connection is for vtld only: the host behind must not see one. */
+        if (!is_served())
+            return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+    }
+    if (!enter(&ends, outside, &fresh))
+        return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+    if (tell(skb, off + tcp.doff * 4, hop, outside, &flow) || !fresh)
+        return TC_ACT_SHOT;
+    if (outside)
+        bpf_map_delete_elem(&vtl_gateway_outside, &ends);
+    else
+        bpf_map_delete_elem(&vtl_gateway_inside, &ends);
+    return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+/* The listener of held SYNs that vtld injects, whatever their destination; also where the kernel
+ * answers with SYN cookies, and looks for it once more. */
+SEC("sk_lookup")
+int vtl_gateway_listen(struct bpf_sk_lookup *ctx) {
+    __u32 slot = ctx->family == VTL_AF_INET ? VTL_STEER_4 : VTL_STEER_6;
+    struct vtl_four_tuple ends = {};
+    struct bpf_sock *sk;
+    __u32 w[4];
+
+    if (ctx->protocol != IPPROTO_TCP)
+        return SK_PASS;
+    if (ctx->family == VTL_AF_INET) {
+        map_v4(ends.from.addr, ctx->remote_ip4);
+        map_v4(ends.to.addr, ctx->local_ip4);
+    } else {
+        w[0] = VTL_LOAD(ctx->remote_ip6[0]);
+        w[1] = VTL_LOAD(ctx->remote_ip6[1]);
+        w[2] = VTL_LOAD(ctx->remote_ip6[2]);
+        w[3] = VTL_LOAD(ctx->remote_ip6[3]);
+        copy_addr(ends.from.addr, w);
+        w[0] = VTL_LOAD(ctx->local_ip6[0]);
+        w[1] = VTL_LOAD(ctx->local_ip6[1]);
+        w[2] = VTL_LOAD(ctx->local_ip6[2]);
+        w[3] = VTL_LOAD(ctx->local_ip6[3]);
+        copy_addr(ends.to.addr, w);
+    }
+    ends.from.port = ctx->remote_port;
+    ends.to.port = bpf_htons(ctx->local_port);
+    if (!is_held(&ends))
+        return SK_PASS;
+    sk = bpf_map_lookup_elem(&vtl_gateway_listeners, &slot);
+    if (!sk)
+        return SK_PASS;
+    bpf_sk_assign(ctx, sk, 0);
+    bpf_sk_release(sk);
+    return SK_PASS;
+}
+
+/* ---- later packets ---- */
+
+/* Whether a socket in this state takes a packet that is for another host by its address. One in
+ * TIME_WAIT does not: a new connection between the same ends may have been forwarded since. */
+static __always_inline int is_live(int state) {
+    return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT;
+}
+
+static __always_inline int tuple_state(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
+                                       __u32 size) {
+    struct bpf_sock *sk = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
+    int state;
+
+    if (!sk)
+        return 0;
+    state = sk->state;
+    bpf_sk_release(sk);
+    return state;
+}
+
+/* Whether the packet is an ICMP error about a connection that ends here. */
+static __always_inline int is_error4(struct __sk_buff *skb) {
+    struct bpf_sock_tuple tuple = {};
+    struct iphdr ip, inner;
+    __be16 ports[2];
+    __u32 off;
+    __u8 type;
+
+    if (load_ip(skb, 0, &ip, sizeof(ip)) || ip.protocol != IPPROTO_ICMP ||
+        (ip.frag_off & bpf_htons(VTL_IP_FRAGMENT)))
+        return 0;
+    off = ip.ihl * 4;
+    /* Destination unreachable, time exceeded, parameter problem: RFC 792. */
+    if (load_ip(skb, off, &type, 1) || (type != 3 && type != 11 && type != 12))
+        return 0;
+    off += 8;
+    if (load_ip(skb, off, &inner, sizeof(inner)) || inner.protocol != IPPROTO_TCP ||
+        load_ip(skb, off + inner.ihl * 4, ports, sizeof(ports)))
+        return 0;
+    /* The packet that is quoted went the other way. */
+    tuple.ipv4.saddr = inner.daddr;
+    tuple.ipv4.daddr = inner.saddr;
+    tuple.ipv4.sport = ports[1];
+    tuple.ipv4.dport = ports[0];
+    return is_live(tuple_state(skb, &tuple, sizeof(tuple.ipv4)));
+}
+
+static __always_inline int is_error6(struct __sk_buff *skb) {
+    struct bpf_sock_tuple tuple = {};
+    struct ipv6hdr ip, inner;
+    __be16 ports[2];
+    __u8 type;
+
+    if (load_ip(skb, 0, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_ICMPV6)
+        return 0;
+    /* Errors: RFC 4443, section 2.1. */
+    if (load_ip(skb, sizeof(ip), &type, 1) || !type || type > 4)
+        return 0;
+    if (load_ip(skb, sizeof(ip) + 8, &inner, sizeof(inner)) || inner.nexthdr != IPPROTO_TCP ||
+        load_ip(skb, sizeof(ip) + 8 + sizeof(inner), ports, sizeof(ports)))
+        return 0;
+    __builtin_memcpy(tuple.ipv6.saddr, &inner.daddr, 16);
+    __builtin_memcpy(tuple.ipv6.daddr, &inner.saddr, 16);
+    tuple.ipv6.sport = ports[1];
+    tuple.ipv6.dport = ports[0];
+    return is_live(tuple_state(skb, &tuple, sizeof(tuple.ipv6)));
+}
+
+/* tcx ingress on every interface but lo: marks packets of connections that end here, and notes
+ * SYNs. */
+SEC("tcx/ingress")
+int vtl_gateway_take(struct __sk_buff *skb) {
+    struct vtl_four_tuple ends;
+    struct tcphdr tcp;
+    int v4 = skb->protocol == bpf_htons(ETH_P_IP);
+    __u8 arrived = 1;
+    __u32 off;
+
+    if (load_tcp(skb, &tcp, &off, &v4)) {
+        if (!is_live(receiver_state(skb, tcp.source, tcp.dest, v4, NULL))) {
+            if (load_ends(skb, v4, tcp.source, tcp.dest, &ends))
+                return TC_ACT_UNSPEC;
+            if (tcp.syn && !tcp.ack)
+                bpf_map_update_elem(&vtl_gateway_arrived, &ends, &arrived, BPF_ANY);
+            /* The last segment of a handshake by SYN cookies has no socket yet. */
+            if (tcp.syn || !is_held(&ends))
+                return TC_ACT_UNSPEC;
+        }
+    } else if (!(v4 ? is_error4(skb) : is_error6(skb))) {
+        return TC_ACT_UNSPEC;
+    }
+    if (is_others(skb, v4))
+        skb->mark = VTL_GATEWAY_MARK;
+    return TC_ACT_UNSPEC;
+}

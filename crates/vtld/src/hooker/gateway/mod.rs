@@ -1,0 +1,338 @@
+//! Gateways: TCP connections that this host forwards are ended here and carried over a hop (`bpf/gateway.bpf.c`).
+//!
+//! - A SYN goes through the kernel's forwarding and is held where it would leave ([`HeldConnect`]). Its real connection
+//!   is opened in the client's name (`connect.rs`); only when that has an answer does the client get one.
+//! - From there on a gateway is the Hooker: the client's connection takes the place of an application's, or at the far
+//!   end of the hop the server's does.
+//! - Packets of both connections are routed to this host by a mark (`routes.rs`).
+//!
+//! [`HeldConnect`]: super::HeldConnect
+
+mod connect;
+mod kernel;
+mod routes;
+
+use std::{
+    io,
+    net::TcpListener,
+    sync::{Arc, PoisonError, atomic::Ordering, mpsc::Receiver},
+};
+
+use libbpf_rs::RingBuffer;
+use serde::{Deserialize, Serialize};
+use vtl_proto::frame::FlowName;
+
+use super::{
+    Hooker, Shared,
+    abi::{VTL_GATEWAY_FILTERS_MAX, VTL_SYN_MAX, vtl_gateway_syn},
+    carrier::{Carrier, Wish},
+    error::HookerError,
+    held::{self, Forwarded, HeldConnect},
+    packet::SynPacket,
+    rules::Prefix,
+    worker::Command,
+};
+
+pub(super) use connect::{connect_control, open};
+pub(super) use routes::sweep;
+
+use kernel::Kernel;
+
+/// Which connections a gateway carries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gateway {
+    /// The interface of the hop: connections that leave by it, and those of VTL hosts beyond.
+    pub interface: String,
+    /// Destinations; empty: all.
+    pub to: Vec<Prefix>,
+    /// Destination ports; empty: all.
+    pub ports: Vec<u16>,
+    /// What connections that leave by the interface travel by.
+    pub carrier: Carrier,
+}
+
+/// A gateway in force.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayListed {
+    /// What it carries.
+    pub gateway: Gateway,
+    /// Whether an interface of that name exists.
+    pub is_present: bool,
+    /// Connections that it has ended and carried so far.
+    pub carried: u64,
+}
+
+struct Entry {
+    gateway: Gateway,
+    wish: Wish,
+    carried: u64,
+}
+
+/// All gateways of this host.
+#[derive(Default)]
+pub(super) struct Gateways {
+    entries: Vec<Entry>,
+    /// The programs, once there was a gateway: its connections need them to their end.
+    kernel: Option<Kernel>,
+}
+
+/// What the worker reads: SYNs, and connections that were accepted.
+pub(super) struct Input {
+    pub(super) ring: RingBuffer<'static>,
+    pub(super) read: Receiver<vtl_gateway_syn>,
+    pub(super) listeners: Vec<TcpListener>,
+    pub(super) flows: Arc<held::Flows>,
+}
+
+/// A gateway, for the next daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct GatewayLeft {
+    interface: String,
+    to: Vec<String>,
+    ports: Vec<u16>,
+    carrier: vtl_control::CarrierSpec,
+}
+
+impl Gateways {
+    /// Loads the programs, the first time.
+    fn load(&mut self, shared: &Arc<Shared>, former: Vec<TcpListener>) -> Result<(), HookerError> {
+        if self.kernel.is_none() {
+            let (kernel, input) = Kernel::load(shared, former)?;
+            self.kernel = Some(kernel);
+            // Fails if the worker has ended.
+            let _ = shared.commands.send(Command::Gateway(Box::new(input)));
+            let _ = shared.wake.write(1);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, shared: &Arc<Shared>, gateway: Gateway) -> Result<(), HookerError> {
+        if *shared.is_left() {
+            return Err(HookerError::Leaving);
+        }
+        let is_it = |entry: &Entry| entry.gateway.interface == gateway.interface;
+        if self.entries.iter().any(is_it) {
+            return Err(HookerError::AlreadyGateway(gateway.interface));
+        }
+        if !shared.config.scope.has(&gateway.interface) {
+            return Err(HookerError::OutOfScope(gateway.interface));
+        }
+        let filters = |entry: &Entry| entry.gateway.to.len().max(entry.gateway.ports.len());
+        let filters: usize = self.entries.iter().map(filters).sum();
+        if filters + gateway.to.len().max(gateway.ports.len()) > VTL_GATEWAY_FILTERS_MAX as usize {
+            return Err(HookerError::TooManyFilters(VTL_GATEWAY_FILTERS_MAX));
+        }
+        let Some(wish) = Wish::new(&gateway.carrier).filter(|wish| !wish.required) else {
+            return Err(HookerError::NotForGateways(gateway.carrier.to_string()));
+        };
+        let accepts = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept");
+        if accepts.is_ok_and(|accepts| accepts.trim() != "0") {
+            return Err(HookerError::MarksAccepted);
+        }
+        self.load(shared, Vec::new())?;
+        self.entries.push(Entry {
+            gateway,
+            wish,
+            carried: 0,
+        });
+        let followed = self.follow(shared);
+        if followed.is_err() {
+            self.entries.pop();
+            // Fails for the same reason, or takes back what was done.
+            let _ = self.follow(shared);
+        }
+        followed
+    }
+
+    fn remove(&mut self, shared: &Shared, interface: &str) -> Result<(), HookerError> {
+        let is_it = |entry: &Entry| entry.gateway.interface == interface;
+        let Some(index) = self.entries.iter().position(is_it) else {
+            return Err(HookerError::NoSuchGateway(interface.to_owned()));
+        };
+        self.entries.remove(index);
+        self.follow(shared)
+    }
+
+    /// Brings the kernel's programs and maps in line with gateways and interfaces.
+    fn follow(&mut self, shared: &Shared) -> Result<(), HookerError> {
+        let Some(kernel) = &mut self.kernel else {
+            return Ok(());
+        };
+        kernel.attach(&shared.config.scope)?;
+        shared
+            .is_gateway
+            .store(!self.entries.is_empty(), Ordering::Relaxed);
+        kernel.set(self.entries.iter().map(|entry| &entry.gateway))
+    }
+
+    /// Follows changes of interfaces.
+    pub(super) fn interfaces_changed(&mut self, shared: &Shared) {
+        if let Err(error) = self.follow(shared) {
+            tracing::warn!(%error, "gateway: cannot attach to an interface: its connections are forwarded");
+        }
+    }
+
+    /// The gateway whose hop is behind an interface with this index.
+    fn of(&mut self, index: u32) -> Option<&mut Entry> {
+        let name = vtl_bpf::netdev::name_of(index)?;
+        let mut all = self.entries.iter_mut();
+        all.find(|entry| entry.gateway.interface == name)
+    }
+
+    /// Ends them: nothing is held any more, and the routes go.
+    pub(super) fn close(&mut self) {
+        self.entries.clear();
+        self.kernel = None;
+    }
+}
+
+/// Handles a SYN from the ring. `Some` for a new connect.
+pub(super) fn hold(
+    shared: &Arc<Shared>,
+    flows: &Arc<held::Flows>,
+    event: &vtl_gateway_syn,
+) -> Option<HeldConnect> {
+    let len = event.len.min(VTL_SYN_MAX) as usize;
+    let syn = SynPacket::parse(&event.packet[..len])?;
+    let forwarded = match event.outside {
+        0 => Forwarded::Inside,
+        _ => Forwarded::Outside(FlowName {
+            tag: u32::from_be(event.flow.tag),
+            number: u32::from_be(event.flow.number),
+        }),
+    };
+    let wish = match shared.gateways().of(event.ifindex) {
+        Some(entry) => {
+            entry.carried += 1;
+            entry.wish.clone()
+        }
+        None => Wish::default(),
+    };
+    flows.hold_forwarded(shared, syn, wish, forwarded)
+}
+
+impl Hooker {
+    /// Makes this host a gateway at an interface.
+    ///
+    /// # Errors
+    /// There is one, or the kernel refuses.
+    pub fn add_gateway(&self, gateway: Gateway) -> Result<(), HookerError> {
+        let shared = &self.handle.shared;
+        shared.gateways().add(shared, gateway)
+    }
+
+    /// Ends a gateway. Connections that it carries go on.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove_gateway(&self, interface: &str) -> Result<(), HookerError> {
+        let shared = &self.handle.shared;
+        shared.gateways().remove(shared, interface)
+    }
+
+    /// The gateways.
+    pub fn gateways(&self) -> Vec<GatewayListed> {
+        let gateways = self.handle.shared.gateways();
+        let listed = |entry: &Entry| GatewayListed {
+            gateway: entry.gateway.clone(),
+            is_present: vtl_bpf::netdev::index_of(&entry.gateway.interface).is_ok(),
+            carried: entry.carried,
+        };
+        gateways.entries.iter().map(listed).collect()
+    }
+
+    /// The next daemon's part: gateways, listeners with handshakes in progress, and the links that stay attached until
+    /// it has its own.
+    pub(super) fn leave_gateways(
+        &self,
+        mut put: impl FnMut(&dyn std::os::fd::AsFd) -> io::Result<crate::handover::Place>,
+    ) -> io::Result<Left> {
+        let mut gateways = self.handle.shared.gateways();
+        let left = |entry: &Entry| GatewayLeft {
+            interface: entry.gateway.interface.clone(),
+            to: entry.gateway.to.iter().map(Prefix::to_string).collect(),
+            ports: entry.gateway.ports.clone(),
+            carrier: entry.gateway.carrier.spec(),
+        };
+        let mut all = Left {
+            gateways: gateways.entries.iter().map(left).collect(),
+            ..Left::default()
+        };
+        if let Some(kernel) = &mut gateways.kernel {
+            all.is_loaded = true;
+            kernel.routes.leave();
+            for listener in &kernel.listeners {
+                all.listeners.push(put(listener)?);
+            }
+            for link in kernel.links() {
+                all.links.push(put(link)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Restores the gateways of a former daemon. Returns its links, to be closed when the rest is restored.
+    pub(super) fn resume_gateways(
+        &self,
+        left: Left,
+        descriptors: &mut crate::handover::Descriptors,
+    ) -> Vec<std::os::fd::OwnedFd> {
+        let shared = &self.handle.shared;
+        let mut take = |places: Vec<crate::handover::Place>| {
+            let all = places.into_iter();
+            all.filter_map(|place| descriptors.take(place).ok())
+                .collect::<Vec<_>>()
+        };
+        let listeners = take(left.listeners);
+        let links = take(left.links);
+        if left.is_loaded {
+            let listeners = listeners.into_iter().map(TcpListener::from).collect();
+            if let Err(error) = shared.gateways().load(shared, listeners) {
+                tracing::warn!(%error, "handover: gateways lost");
+                return links;
+            }
+            // Those that carry no gateway any more carry its connections.
+            shared.gateways().interfaces_changed(shared);
+        }
+        for gateway in left.gateways {
+            let interface = gateway.interface.clone();
+            let added = gateway
+                .restored()
+                .and_then(|gateway| shared.gateways().add(shared, gateway));
+            if let Err(error) = added {
+                tracing::warn!(%error, interface, "handover: gateway lost");
+            }
+        }
+        links
+    }
+}
+
+impl GatewayLeft {
+    fn restored(self) -> Result<Gateway, HookerError> {
+        let carrier = Carrier::wanted(&self.carrier, false).map_err(HookerError::Inherited)?;
+        let to = self.to.iter().filter_map(|text| text.parse().ok());
+        Ok(Gateway {
+            interface: self.interface,
+            to: to.collect(),
+            ports: self.ports,
+            carrier,
+        })
+    }
+}
+
+/// What a daemon leaves of its gateways.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Left {
+    gateways: Vec<GatewayLeft>,
+    /// The programs were loaded.
+    is_loaded: bool,
+    listeners: Vec<crate::handover::Place>,
+    links: Vec<crate::handover::Place>,
+}
+
+impl Shared {
+    pub(super) fn gateways(&self) -> std::sync::MutexGuard<'_, Gateways> {
+        // Poisoning is harmless: no critical section leaves a partial update.
+        self.gateways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

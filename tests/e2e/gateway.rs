@@ -1,0 +1,323 @@
+//! Gateways: hosts without VTL behind routers that carry their connections (`vtl gateway`).
+
+use std::{fs, net::IpAddr, path::PathBuf, process::Command};
+
+use serde_json::Value;
+use vtl_testbed::{Host, Link};
+
+use crate::harness::{Process, Spoken, World, bad_link, python3, run, source, until, words};
+
+/// A host without VTL, behind one of the testbed's hosts, which is its router. Gone when dropped.
+struct Behind {
+    name: String,
+    addresses: [IpAddr; 2],
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.name])
+            .output();
+    }
+}
+
+impl Behind {
+    fn new(world: &World, router: Host) -> Self {
+        let name = format!("{}-behind-{}", world.testbed.name(), router.name());
+        let number = if router == Host::Client { 1 } else { 2 };
+        let (v4, v6) = (format!("10.98.{number}"), format!("fd98:{number}:"));
+        let behind = Self {
+            name,
+            addresses: [format!("{v4}.2"), format!("{v6}:2")]
+                .map(|ip| ip.parse().expect("an address")),
+        };
+        let name = &*behind.name;
+        // A run that was killed could not take its own away.
+        let _ = Command::new("ip").args(["netns", "del", name]).output();
+        let path = |host| {
+            let path = world.testbed.netns_path(host);
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.expect("UTF-8").to_owned()
+        };
+        let router_name = path(router);
+        run(Command::new("ip").args(["netns", "add", name]));
+        let other = if router == Host::Client {
+            Host::Server
+        } else {
+            Host::Client
+        };
+        for line in [
+            format!("-n {router_name} link add inside type veth peer name out netns {name}"),
+            format!("-n {router_name} addr add {v4}.1/24 dev inside"),
+            format!("-n {router_name} addr add {v6}:1/64 dev inside nodad"),
+            format!("-n {router_name} link set inside up"),
+            format!("-n {name} addr add {v4}.2/24 dev out"),
+            format!("-n {name} addr add {v6}:2/64 dev out nodad"),
+            format!("-n {name} link set lo up"),
+            format!("-n {name} link set out up"),
+            format!("-n {name} route add default via {v4}.1"),
+            format!("-n {name} route add default via {v6}:1"),
+            format!(
+                "-n {} route replace {v4}.0/24 via {}",
+                path(other),
+                world.testbed.addr4(router)
+            ),
+            format!(
+                "-n {} route replace {v6}:/64 via {}",
+                path(other),
+                world.testbed.addr6(router)
+            ),
+        ] {
+            run(Command::new("ip").args(line.split(' ')));
+        }
+        let forward = || {
+            for (key, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
+                fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
+            }
+        };
+        world.testbed.in_netns(router, forward).expect("there");
+        behind
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+
+    fn python(&self, what: &str, address: IpAddr, port: u16) -> Command {
+        let mut command = self.command(python3());
+        command.arg(source("programs/behind.py"));
+        command.args([what, &address.to_string(), &port.to_string()]);
+        command
+    }
+
+    /// What a client here says of a connection.
+    fn says(&self, what: &str, address: IpAddr, port: u16) -> String {
+        let output = Process::piped(&mut self.python(what, address, port)).output();
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        format!("{said}{}", words(&output))
+    }
+
+    /// A server of `behind.py` here.
+    fn serve(&self, address: IpAddr, port: u16) -> Spoken {
+        let mut server = Spoken::start(self.python("serve", address, port));
+        assert_eq!(server.line(), "ready");
+        server
+    }
+}
+
+/// Has a host carry what it forwards over the link.
+fn add_gateway(world: &World, host: Host, more: &[&str]) {
+    let device = world.testbed.device(host);
+    let mut add = world.vtl(host, &[&["gateway", "add", device], more].concat());
+    run(&mut add);
+}
+
+/// A row of `vtl gateway list`.
+fn connections(world: &World, host: Host) -> u64 {
+    let output = world.vtl(host, &["gateway", "list", "--json"]).output();
+    let list: Value = serde_json::from_slice(&output.expect("vtl runs").stdout).expect("JSON");
+    list["gateways"][0]["connections"]
+        .as_u64()
+        .expect("a number")
+}
+
+/// Bytes that a host's grafts have sent and received for flows.
+fn by_grafts(world: &World, host: Host) -> u64 {
+    let rows = world.carriers(host).into_iter();
+    let grafts = rows.filter(|row| row["carrier"] == "graft");
+    let of = |row: &Value, way: &str| row[way].as_u64().unwrap_or(0);
+    let bytes = |row: Value| of(&row, "bytes_sent") + of(&row, "bytes_received");
+    grafts.map(bytes).sum()
+}
+
+/// A stateful firewall, as routers have it: what it forwards is decided by port; nothing reaches the router itself but
+/// answers, and what VTL hosts say to each other.
+const FIREWALL: &str = "table inet router {
+    chain input {
+        type filter hook input priority 0; policy drop;
+        ct state invalid drop
+        ct state established,related accept
+        iif lo accept
+        meta l4proto { icmp, ipv6-icmp } accept
+        meta l4proto 253 accept
+        udp dport 22100 accept
+    }
+    chain forward {
+        type filter hook forward priority 0; policy drop;
+        ct state invalid drop
+        ct state established,related accept
+        tcp dport { 80, 81 } accept
+        tcp dport 83 reject with tcp reset
+        meta l4proto { icmp, ipv6-icmp } accept
+    }
+    chain output {
+        type filter hook output priority 0; policy accept;
+        ct state invalid drop
+    }
+}";
+
+/// Two hosts without VTL, each behind a gateway: they get TCP, each with the other's address, and grafts carry it.
+#[test]
+fn gateway__between_hosts_without_vtl() {
+    let Some(mut world) = World::with_daemons("gateway", &bad_link()) else {
+        return;
+    };
+    let client = Behind::new(&world, Host::Client);
+    let server = Behind::new(&world, Host::Server);
+    for host in [Host::Client, Host::Server] {
+        add_gateway(&world, host, &[]);
+    }
+    for (i, address) in server.addresses.into_iter().enumerate() {
+        let mut served = server.serve(address, 80);
+        if i == 1 {
+            // From now on the routers' firewalls track connections.
+            for host in [Host::Client, Host::Server] {
+                world.filter(host, FIREWALL);
+            }
+        }
+        // The same port, too, unless it would confuse the trackers.
+        let names = if i == 1 { "another port" } else { "same" };
+        assert_eq!(client.says("names", address, 80), names, "{address}");
+        assert_eq!(client.says("half", address, 80), "whole", "{address}");
+        until("grafts carry", || {
+            assert_eq!(client.says("half", address, 80), "whole", "{address}");
+            by_grafts(&world, Host::Client) > (i as u64 + 1) << 21
+        });
+        assert_eq!(
+            client.says("reset", address, 80),
+            "before ECONNRESET",
+            "{address}"
+        );
+        assert_eq!(client.says("abort", address, 80), "aborted", "{address}");
+        assert_eq!(served.line(), "end: ECONNRESET");
+        // The truth of what does not come about: nobody listens; nobody is there.
+        assert_eq!(
+            client.says("connect", address, 81),
+            "ECONNREFUSED",
+            "{address}"
+        );
+        if i == 1 {
+            assert_eq!(
+                client.says("connect", address, 83),
+                "ECONNREFUSED",
+                "by the firewall"
+            );
+        }
+    }
+    assert!(connections(&world, Host::Server) > 0);
+    world.stop_daemons();
+}
+
+/// How many routing rules the client's host has.
+fn rules(world: &World) -> usize {
+    let mut ip = world.testbed.command(Host::Client, "ip").expect("there");
+    let output = ip.args(["rule"]).output().expect("ip runs");
+    String::from_utf8_lossy(&output.stdout).lines().count()
+}
+
+/// One gateway, to a server that speaks VTL; the gateway is taken over, and killed.
+#[test]
+fn gateway__is_taken_over_and_killed() {
+    let Some(mut world) = World::new("gatewaykill", &Link::new(10.0, 20.0)) else {
+        return;
+    };
+    let client = Behind::new(&world, Host::Client);
+    add_gateway(&world, Host::Client, &[]);
+    let wanted = world.serve("file", 8 << 20);
+    let [server, _] = world.servers();
+    let folder = world.path("");
+    let got = |name: &str| folder.join(name);
+    let start = |to: &PathBuf| {
+        let mut curl = client.command("curl");
+        curl.args(["--noproxy", "*", "-sSfo"]).arg(to);
+        Process::piped(curl.arg(format!("http://{server}/file")))
+    };
+    let arrived = |to: &PathBuf, least: u64| {
+        until("bytes", || {
+            to.metadata().is_ok_and(|meta| meta.len() >= least)
+        });
+    };
+    assert_eq!(rules(&world), 7);
+    let to = got("first");
+    let first = start(&to);
+    arrived(&to, 1 << 20);
+    until("a graft carries", || by_grafts(&world, Host::Client) > 0);
+    let mut former = world.take_daemon(Host::Client);
+    world.start(Host::Client, &["--take-over"]);
+    assert!(former.wait().success());
+    let output = first.output();
+    assert!(output.status.success(), "{}", words(&output));
+    assert_eq!(
+        fs::read(&wanted).expect("a file"),
+        fs::read(&to).expect("a file")
+    );
+
+    let to = got("second");
+    let mut second = start(&to);
+    arrived(&to, 1 << 20);
+    world.take_daemon(Host::Client).kill();
+    let broke = second.wait().code();
+    assert!(
+        [18, 52, 56].iter().any(|code| broke == Some(*code)),
+        "{broke:?}"
+    );
+    // Forwarded, by whatever was left.
+    let to = got("third");
+    let mut third = start(&to);
+    assert!(third.wait().success());
+    assert_eq!(
+        fs::read(&wanted).expect("a file"),
+        fs::read(&to).expect("a file")
+    );
+    // The next daemon removes it, and so does an orderly end.
+    world.start(Host::Client, &[]);
+    assert_eq!(rules(&world), 3);
+    add_gateway(&world, Host::Client, &[]);
+    assert_eq!(rules(&world), 7);
+    world.stop_daemons();
+    assert_eq!(rules(&world), 3);
+}
+
+/// What a gateway leaves alone: hosts without VTL, other destinations and ports, translated connections.
+#[test]
+fn gateway__forwards_the_rest() {
+    let Some(mut world) = World::bare("gatewayrest", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start(Host::Client, &[]);
+    let client = Behind::new(&world, Host::Client);
+    let server = Behind::new(&world, Host::Server);
+    let [address, _] = server.addresses;
+    let _served = server.serve(address, 80);
+    let _others = server.serve(address, 81);
+    let prefix = format!("{address}/32");
+    add_gateway(&world, Host::Client, &["--to", &prefix, "--port", "80"]);
+    // Another port: not even asked.
+    assert_eq!(client.says("names", address, 81), "same");
+    assert_eq!(connections(&world, Host::Client), 0);
+    // The first connection is by the gateway, the next are the client's own.
+    assert_eq!(client.says("names", address, 80), "same");
+    assert_eq!(connections(&world, Host::Client), 1);
+    assert_eq!(client.says("many", address, 80), "same");
+    assert_eq!(connections(&world, Host::Client), 1);
+    // Behind NAT.
+    run(&mut world.vtl(
+        Host::Client,
+        &["gateway", "remove", world.testbed.device(Host::Client)],
+    ));
+    add_gateway(&world, Host::Client, &[]);
+    world.filter(
+        Host::Client,
+        "table ip nat {
+            chain out {
+                type nat hook postrouting priority 100;
+                masquerade
+            }
+        }",
+    );
+    assert_eq!(client.says("half", address, 81), "whole");
+    assert_eq!(connections(&world, Host::Client), 0);
+    world.stop_daemons();
+}

@@ -1,0 +1,129 @@
+"""The two ends of connections through gateways: plain sockets that say what each call returned.
+
+behind.py serve ADDRESS PORT: serves one command a connection.
+behind.py NAME ADDRESS PORT: does what NAME says as the client, and prints the outcome in one line.
+"""
+
+import ast
+import errno
+import hashlib
+import socket
+import struct
+import sys
+import threading
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset instead of an end
+MUCH = 64 << 20
+
+
+def everything(stream):
+    sum, count = hashlib.sha256(), 0
+    while chunk := stream.recv(65536):
+        sum.update(chunk)
+        count += len(chunk)
+    return f"{count} {sum.hexdigest()}"
+
+
+def serve_one(stream, address):
+    with stream:
+        try:
+            command = stream.recv(6, socket.MSG_WAITALL).decode()
+            if command == "names ":
+                ends = [address[:2], stream.getsockname()[:2]]
+                stream.sendall(repr(ends).encode())
+            elif command == "half  ":
+                stream.sendall(everything(stream).encode())
+            elif command == "reset ":
+                stream.sendall(b"before")
+                stream.recv(5, socket.MSG_WAITALL)
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            elif command == "much  ":
+                sent = 0
+                stream.settimeout(2)
+                try:
+                    while sent < MUCH:
+                        sent += stream.send(bytes(65536))
+                except socket.timeout:
+                    pass
+                print("stopped at", sent, flush=True)
+            elif command == "wait  ":
+                stream.sendall(b"go on")
+                print("end:", end_of(stream), flush=True)
+        except OSError as error:
+            print("server:", errno.errorcode.get(error.errno, error), flush=True)
+
+
+def end_of(stream):
+    try:
+        while chunk := stream.recv(65536):
+            pass
+        return "EOF"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+def serve(address, port):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(1000)
+        print("ready", flush=True)
+        while True:
+            threading.Thread(target=serve_one, args=listener.accept()).start()
+
+
+def client(name, address, port):
+    try:
+        stream = socket.create_connection((address, port), timeout=20)
+    except socket.timeout:
+        return "timeout"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    with stream:
+        if name == "connect":
+            return "connected"
+        commands = {"abort": "wait", "many": "names"}
+        stream.sendall(commands.get(name, name).ljust(6).encode())
+        if name == "names":
+            own, seen = [stream.getsockname()[:2], stream.getpeername()[:2]], ast.literal_eval(stream.recv(1000).decode())
+            if seen == own:
+                return "same"
+            is_port = seen[1] == own[1] and seen[0][0] == own[0][0]
+            return "another port" if is_port else "other addresses"
+        if name == "half":
+            data = hashlib.sha256(b"seed").digest() * (1 << 16)
+            stream.sendall(data)
+            stream.shutdown(socket.SHUT_WR)
+            wanted = f"{len(data)} {hashlib.sha256(data).hexdigest()}"
+            return "whole" if stream.recv(1000).decode() == wanted else "other bytes"
+        if name == "reset":
+            before = stream.recv(6, socket.MSG_WAITALL).decode()
+            stream.sendall(b"go on")
+            return f"{before} {end_of(stream)}"
+        if name == "abort":
+            stream.recv(5, socket.MSG_WAITALL)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            return "aborted"
+        if name == "many":
+            more = [stream]
+            for _ in range(300):
+                more.append(socket.create_connection((address, port), timeout=20))
+                more[-1].sendall(b"names ")
+            fine = [each.recv(1000).decode() for each in more]
+            ends = [repr([each.getsockname()[:2], each.getpeername()[:2]]) for each in more]
+            return "same" if fine == ends else "other addresses"
+        if name == "much":
+            stream.recv(1)
+            sys.stdin.read()
+            return "over"
+    return "?"
+
+
+if __name__ == "__main__":
+    what, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if what == "serve":
+        serve(address, port)
+    print(client(what, address, port), flush=True)
