@@ -65,7 +65,7 @@ impl World {
     }
 
     /// The congestion controls of the server's connections to the client's daemon: flows and control connections.
-    fn controls(&self) -> Vec<String> {
+    fn flow_controls(&self) -> Vec<String> {
         let connections = self.testbed.congestion_controls(Host::Server).expect("ss");
         let of_flows = connections.into_iter().filter(|c| c.local.port() == PORT);
         of_flows.map(|c| c.name).collect()
@@ -236,7 +236,7 @@ fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
         world.testbed.tune_tcp(host, "cubic").expect("tuned");
     }
     let mut transfer = Transfer::download(world);
-    let has_bbr = |transfer: &Transfer| transfer.world.controls().iter().any(|of| of == "bbr");
+    let has_bbr = |transfer: &Transfer| transfer.world.flow_controls().iter().any(|of| of == "bbr");
     until("BBR", || has_bbr(&transfer));
     transfer.goes_by("tcp", "auto: graft:stream for rtt");
     assert_eq!(transfer.chosen()["carrier"], "tcp:bbr");
