@@ -7,7 +7,7 @@ use serde_json::Value;
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{PORT, Process, Spoken, World, payload, python3, same, until, url, words};
+use crate::harness::{Process, Spoken, World, payload, python3, same, until, url, words};
 
 /// A long link that loses packets, more than BBR is left alone with, and a short one that does not: the model says
 /// `graft:stream` and `tcp`.
