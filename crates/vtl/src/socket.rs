@@ -421,7 +421,7 @@ impl Socket {
         self.try_recv_with(|s| s.try_recv_data(buffer))
     }
 
-    /// Maximum length of a message, bytes; 0 without a session. 64 MB if the graft is reliable and
+    /// Maximum length of a message, bytes; 0 without a session. 64 MiB if the graft is reliable and
     /// ordered and the peer's host supports such messages; else [`Socket::max_packet`].
     pub fn max_message(&self) -> usize {
         self.session.as_ref().map_or(0, Session::max_message)
