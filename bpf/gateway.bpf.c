@@ -57,11 +57,14 @@ struct {
     __type(value, __u64);
 } vtl_gateway_inside SEC(".maps");
 
+/* What became of a SYN that came in. */
+enum { SYN_ARRIVED = 1, SYN_FORWARDED };
+
 /* Ends of the latest SYNs as they came in: one that leaves with others has been translated (NAT),
  * and only the kernel knows how to translate its answer back. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 8192);
+    __uint(max_entries, 32768);
     __type(key, struct vtl_four_tuple);
     __type(value, __u8);
 } vtl_gateway_arrived SEC(".maps");
@@ -142,14 +145,16 @@ static __always_inline int enter(const struct vtl_four_tuple *ends, int outside,
 }
 
 /* Tells vtld of a SYN; 0: no room. */
-static __always_inline int tell(struct __sk_buff *skb, __u32 len, __u32 hop, int outside,
-                                const struct vtl_flow_name *flow) {
+static __always_inline int tell(struct __sk_buff *skb, const struct vtl_four_tuple *ends, __u32 len,
+                                __u32 hop, int outside, const struct vtl_flow_name *flow) {
     struct vtl_gateway_syn *s = bpf_ringbuf_reserve(&vtl_gateway_syns, sizeof(*s), 0);
 
     if (!s)
         return 0;
     s->ifindex = hop;
+    s->out = skb->ifindex;
     s->outside = outside;
+    s->ends = *ends;
     s->flow = *flow;
     /* clang knows that headers are no longer, but the verifier does not. */
     asm volatile("" : "+r"(len));
@@ -163,48 +168,66 @@ static __always_inline int tell(struct __sk_buff *skb, __u32 len, __u32 hop, int
     return 1;
 }
 
-/* tcx egress on every interface but lo: holds SYNs of forwarded connections. Whatever it does not
- * take leaves as it would without a gateway. */
-SEC("tcx/egress")
-int vtl_gateway_hold(struct __sk_buff *skb) {
-    __u32 off, in = skb->ingress_ifindex, out = skb->ifindex, hop;
+/* Decides on a SYN with these ends. */
+static __always_inline int hold(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 off,
+                                const struct vtl_four_tuple *ends) {
+    __u32 in = skb->ingress_ifindex, out = skb->ifindex, hop;
     struct vtl_flow_name flow = {};
-    struct vtl_four_tuple ends;
-    struct tcphdr tcp, *seen;
     enum syn_says says;
-    int v4, odd, outside, fresh;
+    int outside, fresh;
 
-    /* 0: this host's own. */
-    if (!in || in == out)
-        return TC_ACT_UNSPEC;
-    seen = glance(skb, &odd);
-    if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
-        return TC_ACT_UNSPEC;
-    if (load_ends(skb, v4, tcp.source, tcp.dest, &ends) ||
-        !bpf_map_lookup_elem(&vtl_gateway_arrived, &ends))
-        return TC_ACT_UNSPEC;
-    says = vtl_option(skb, off, tcp.doff, &flow);
+    says = vtl_option(skb, off, tcp->doff, &flow);
     if (says == SYN_BOUND)
         return TC_ACT_UNSPEC;
     /* Those with the option come from a VTL host, or another gateway; those without go to one. */
     outside = says != SYN_NOTHING;
     hop = outside ? in : out;
-    if (!is_held(&ends)) {
-        if (!carries(hop, &ends.to) || (!outside && is_bypassed(&ends.to)))
+    if (!is_held(ends)) {
+        if (!carries(hop, &ends->to) || (!outside && is_bypassed(&ends->to)))
             return TC_ACT_UNSPEC;
         /* A control connection is for vtld only: the host behind must not see one. */
         if (!is_served())
             return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
     }
-    if (!enter(&ends, outside, &fresh))
+    if (!enter(ends, outside, &fresh))
         return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
-    if (tell(skb, off + tcp.doff * 4, hop, outside, &flow) || !fresh)
+    if (tell(skb, ends, off + tcp->doff * 4, hop, outside, &flow) || !fresh)
         return TC_ACT_SHOT;
     if (outside)
-        bpf_map_delete_elem(&vtl_gateway_outside, &ends);
+        bpf_map_delete_elem(&vtl_gateway_outside, ends);
     else
-        bpf_map_delete_elem(&vtl_gateway_inside, &ends);
+        bpf_map_delete_elem(&vtl_gateway_inside, ends);
     return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+/* tcx egress on every interface but lo: holds SYNs of forwarded connections. Whatever it does not
+ * take leaves as it would without a gateway. */
+SEC("tcx/egress")
+int vtl_gateway_hold(struct __sk_buff *skb) {
+    struct vtl_four_tuple ends;
+    struct tcphdr tcp, *seen;
+    __u8 *arrived;
+    int v4, odd, verdict;
+    __u32 off;
+
+    /* 0: this host's own. */
+    if (!skb->ingress_ifindex || skb->ingress_ifindex == skb->ifindex)
+        return TC_ACT_UNSPEC;
+    seen = glance(skb, &odd);
+    if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
+        return TC_ACT_UNSPEC;
+    /* Headers that contradict themselves: vtld could not read them. */
+    if (tcp.doff < 5 || off < sizeof(struct iphdr))
+        return TC_ACT_UNSPEC;
+    if (load_ends(skb, v4, tcp.source, tcp.dest, &ends))
+        return TC_ACT_UNSPEC;
+    arrived = bpf_map_lookup_elem(&vtl_gateway_arrived, &ends);
+    if (!arrived)
+        return TC_ACT_UNSPEC;
+    verdict = hold(skb, &tcp, off, &ends);
+    if (verdict == TC_ACT_UNSPEC)
+        *arrived = SYN_FORWARDED;
+    return verdict;
 }
 
 /* The listener of held SYNs that vtld injects, whatever their destination; also where the kernel
@@ -247,10 +270,31 @@ int vtl_gateway_listen(struct bpf_sk_lookup *ctx) {
 
 /* ---- later packets ---- */
 
-/* Whether a socket in this state takes a packet that is for another host by its address. One in
- * TIME_WAIT does not: a new connection between the same ends may have been forwarded since. */
+/* Whether a socket in this state takes a packet that is for another host by its address. */
 static __always_inline int is_live(int state) {
     return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT;
+}
+
+/* Whether the connection of a packet that meets a socket in TIME_WAIT is a later one, between the
+ * same ends: its SYN, or a packet of one that was forwarded. */
+static __always_inline int is_later(const struct vtl_four_tuple *ends, const struct tcphdr *tcp) {
+    struct vtl_four_tuple back = {.from = ends->to, .to = ends->from};
+    __u8 *there, *here;
+
+    if (tcp->syn && !tcp->ack)
+        return 1;
+    there = bpf_map_lookup_elem(&vtl_gateway_arrived, ends);
+    here = bpf_map_lookup_elem(&vtl_gateway_arrived, &back);
+    return (there && *there == SYN_FORWARDED) || (here && *here == SYN_FORWARDED);
+}
+
+/* Has a packet forwarded although a socket has its ends. The kernel looks for sockets before it
+ * looks for routes (early demux), and forwards no packet with a socket; but not in a packet with a
+ * tunnel's metadata, which is gone once the route is found. */
+static __always_inline void step_past(struct __sk_buff *skb) {
+    struct bpf_tunnel_key none = {};
+
+    bpf_skb_set_tunnel_key(skb, &none, sizeof(none), 0);
 }
 
 static __always_inline int tuple_state(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
@@ -319,16 +363,26 @@ SEC("tcx/ingress")
 int vtl_gateway_take(struct __sk_buff *skb) {
     struct vtl_four_tuple ends;
     struct tcphdr tcp;
-    int v4 = skb->protocol == bpf_htons(ETH_P_IP);
-    __u8 arrived = 1;
+    int v4 = skb->protocol == bpf_htons(ETH_P_IP), state;
+    __u8 arrived = SYN_ARRIVED;
     __u32 off;
 
     if (load_tcp(skb, &tcp, &off, &v4)) {
-        if (!is_live(receiver_state(skb, tcp.source, tcp.dest, v4, NULL))) {
+        state = receiver_state(skb, tcp.source, tcp.dest, v4, NULL);
+        if (!is_live(state)) {
             if (load_ends(skb, v4, tcp.source, tcp.dest, &ends))
                 return TC_ACT_UNSPEC;
             if (tcp.syn && !tcp.ack)
                 bpf_map_update_elem(&vtl_gateway_arrived, &ends, &arrived, BPF_ANY);
+            if (state == BPF_TCP_TIME_WAIT) {
+                if (!is_others(skb, v4))
+                    return TC_ACT_UNSPEC;
+                if (is_later(&ends, &tcp))
+                    step_past(skb);
+                else
+                    skb->mark = VTL_GATEWAY_MARK;
+                return TC_ACT_UNSPEC;
+            }
             /* The last segment of a handshake by SYN cookies has no socket yet. */
             if (tcp.syn || !is_held(&ends))
                 return TC_ACT_UNSPEC;

@@ -416,7 +416,8 @@ int vtl_hold_syn(struct __sk_buff *skb) {
         return TC_ACT_UNSPEC;
     if (tcp.dest != bpf_htons(v4 ? config.capture_port4 : config.capture_port6))
         return TC_ACT_UNSPEC;
-    if (skb->mark == config.mark)
+    /* vtld's own, or a gateway's, to a port of another host. */
+    if (skb->mark == config.mark || skb->mark == VTL_GATEWAY_INJECT)
         return TC_ACT_UNSPEC;
 
     /* Without room in the ring buffer the SYN is lost; the application retransmits it. */

@@ -326,6 +326,17 @@ struct bpf_sock_tuple {
     };
 };
 
+/* Parameters of bpf_skb_set_tunnel_key(). */
+struct bpf_tunnel_key {
+    __u32 tunnel_id;
+    __u32 remote_ipv6[4];
+    __u8 tunnel_tos;
+    __u8 tunnel_ttl;
+    __u16 tunnel_ext;
+    __u32 tunnel_label;
+    __u32 local_ipv6[4];
+};
+
 /* Parameters of bpf_fib_lookup(). */
 struct bpf_fib_lookup {
     __u8 family;

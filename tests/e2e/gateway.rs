@@ -181,6 +181,7 @@ fn gateway__between_hosts_without_vtl() {
         let names = if i == 1 { "another port" } else { "same" };
         assert_eq!(client.says("names", address, 80), names, "{address}");
         assert_eq!(client.says("half", address, 80), "whole", "{address}");
+        assert_eq!(client.says("again", address, 80), "again", "{address}");
         until("grafts carry", || {
             assert_eq!(client.says("half", address, 80), "whole", "{address}");
             by_grafts(&world, Host::Client) > (i as u64 + 1) << 21
@@ -229,10 +230,13 @@ fn gateway__is_taken_over_and_killed() {
     let [server, _] = world.servers();
     let folder = world.path("");
     let got = |name: &str| folder.join(name);
-    let start = |to: &PathBuf| {
+    // Takes the link half a minute.
+    let long = fs::File::create(world.path("www/long")).expect("a file");
+    long.set_len(64 << 20).expect("a long file");
+    let start = |to: &PathBuf, name: &str| {
         let mut curl = client.command("curl");
         curl.args(["--noproxy", "*", "-sSfo"]).arg(to);
-        Process::piped(curl.arg(format!("http://{server}/file")))
+        Process::piped(curl.arg(format!("http://{server}/{name}")))
     };
     let arrived = |to: &PathBuf, least: u64| {
         until("bytes", || {
@@ -241,12 +245,40 @@ fn gateway__is_taken_over_and_killed() {
     };
     assert_eq!(rules(&world), 7);
     let to = got("first");
-    let first = start(&to);
+    let first = start(&to, "file");
     arrived(&to, 1 << 20);
     until("a graft carries", || by_grafts(&world, Host::Client) > 0);
+    // A connect that waits while the daemon changes: nobody has refused it.
+    let mut listens = world
+        .testbed
+        .command(Host::Server, python3())
+        .expect("there");
+    listens.arg(source("programs/behind.py"));
+    listens.args(["serve", &server.to_string(), "9"]);
+    let mut listens = Spoken::start(listens);
+    assert_eq!(listens.line(), "ready");
+    world.filter(
+        Host::Server,
+        "table ip silent {
+            chain input {
+                type filter hook input priority 0;
+                tcp dport 9 drop
+            }
+        }",
+    );
+    let waiting = Process::piped(&mut client.python("connect", server, 9));
+    until("its SYN", || {
+        let mut ss = world.testbed.command(Host::Client, "ss").expect("there");
+        let ss = ss.args(["-Htn", "state", "syn-sent", "dport", "=", ":9"]);
+        !ss.output().expect("ss runs").stdout.is_empty()
+    });
     let mut former = world.take_daemon(Host::Client);
     world.start(Host::Client, &["--take-over"]);
     assert!(former.wait().success());
+    world.filter(Host::Server, "delete table ip silent");
+    let output = waiting.output();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.trim(), "connected", "{}", words(&output));
     let output = first.output();
     assert!(output.status.success(), "{}", words(&output));
     assert_eq!(
@@ -255,7 +287,7 @@ fn gateway__is_taken_over_and_killed() {
     );
 
     let to = got("second");
-    let mut second = start(&to);
+    let mut second = start(&to, "long");
     arrived(&to, 1 << 20);
     world.take_daemon(Host::Client).kill();
     let broke = second.wait().code();
@@ -265,7 +297,7 @@ fn gateway__is_taken_over_and_killed() {
     );
     // Forwarded, by whatever was left.
     let to = got("third");
-    let mut third = start(&to);
+    let mut third = start(&to, "file");
     assert!(third.wait().success());
     assert_eq!(
         fs::read(&wanted).expect("a file"),
@@ -302,12 +334,26 @@ fn gateway__forwards_the_rest() {
     assert_eq!(connections(&world, Host::Client), 1);
     assert_eq!(client.says("many", address, 80), "same");
     assert_eq!(connections(&world, Host::Client), 1);
-    // Behind NAT.
     run(&mut world.vtl(
         Host::Client,
         &["gateway", "remove", world.testbed.device(Host::Client)],
     ));
     add_gateway(&world, Host::Client, &[]);
+    // Also by a port whose former connection ended here, or has been forwarded since.
+    let _anew = server.addresses.map(|address| {
+        let served = server.serve(address, 82);
+        assert_eq!(client.says("again", address, 82), "again", "{address}");
+        served
+    });
+    // What vtld cannot read takes nobody's place.
+    for address in server.addresses {
+        assert_eq!(client.says("malformed", address, 9), "sent", "{address}");
+    }
+    let before = connections(&world, Host::Client);
+    let _last = server.serve(address, 83);
+    assert_eq!(client.says("names", address, 83), "same");
+    assert_eq!(connections(&world, Host::Client), before + 1);
+    // Behind NAT.
     world.filter(
         Host::Client,
         "table ip nat {
@@ -317,7 +363,8 @@ fn gateway__forwards_the_rest() {
             }
         }",
     );
+    let before = connections(&world, Host::Client);
     assert_eq!(client.says("half", address, 81), "whole");
-    assert_eq!(connections(&world, Host::Client), 0);
+    assert_eq!(connections(&world, Host::Client), before);
     world.stop_daemons();
 }

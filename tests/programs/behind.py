@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset instead of an end
 MUCH = 64 << 20
@@ -75,8 +76,51 @@ def serve(address, port):
             threading.Thread(target=serve_one, args=listener.accept()).start()
 
 
+def again(address, port):
+    """Connections from one port, each of which the server ends first."""
+    own = 0
+    for _ in range(3):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as stream:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stream.settimeout(20)
+            stream.bind(("", own))
+            while True:
+                try:
+                    stream.connect((address, port))
+                    break
+                except OSError as error:
+                    # The last one's end is not acknowledged yet.
+                    if error.errno != errno.EADDRNOTAVAIL:
+                        raise
+                    time.sleep(0.05)
+            own = stream.getsockname()[1]
+            stream.sendall(b"names ")
+            if everything(stream).startswith("0 "):
+                return "nothing"
+    return "again"
+
+
+def malformed(address, port):
+    """SYNs whose header says that it is shorter than any."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, port))
+        ends = [socket.inet_pton(family, ip) for ip in (probe.getsockname()[0], address)]
+    if family == socket.AF_INET6:
+        ip = struct.pack("!IHBB", 6 << 28, 20, 6, 64)
+    else:
+        ip = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, 6, 0)
+    with socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
+        for source in range(1, 2501):
+            tcp = struct.pack("!HHIIBBHHH", source, port, 1, 0, 0, 2, 1000, 0, 0)
+            raw.sendto(ip + b"".join(ends) + tcp, (address, 0))
+    return "sent"
+
+
 def client(name, address, port):
     try:
+        if name in ("again", "malformed"):
+            return globals()[name](address, port)
         stream = socket.create_connection((address, port), timeout=20)
     except socket.timeout:
         return "timeout"

@@ -48,9 +48,11 @@ struct vtl_gateway_port {
 /* A SYN held at a gateway: entry of the ring buffer `vtl_gateway_syns`. */
 struct vtl_gateway_syn {
     __u32 ifindex; /* the hop's interface */
+    __u32 out;     /* the interface that it would leave by */
     __u32 len;     /* bytes in use of `packet` */
     __u32 outside; /* 1: from beyond the hop, with the option, whose content is `flow` */
     struct vtl_flow_name flow;
+    struct vtl_four_tuple ends;
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header */
 };
 

@@ -8,6 +8,7 @@
 use std::{
     cell::Cell,
     net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
 };
 
 use vtl_proto::frame::Frame;
@@ -21,6 +22,21 @@ pub(super) struct Gateway {
     pub(super) forwards: Cell<bool>,
     /// The peer's address, if the association's is that of a host behind it.
     pub(super) host: Cell<Option<IpAddr>>,
+    /// When it was told.
+    told: Cell<Option<Instant>>,
+}
+
+/// Pause before the peer may name another address.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Whether a peer at `peer` may have `address` for its own, as seen from `own`: it leads this host's packets there.
+fn is_credible(address: IpAddr, peer: IpAddr, own: [IpAddr; 2]) -> bool {
+    let is_special = match address {
+        IpAddr::V4(v4) => v4.is_broadcast() || v4.is_link_local() || v4.octets()[0] == 0,
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let is_no_host = address.is_loopback() || address.is_multicast() || address.is_unspecified();
+    address.is_ipv4() == peer.is_ipv4() && !is_special && !is_no_host && !own.contains(&address)
 }
 
 impl Peer {
@@ -57,14 +73,57 @@ impl Flows {
     /// Notes the address that the peer, a gateway, has told on a control connection.
     pub(super) fn note_gateway(&self, peer: &Peer, control: &Control, address: IpAddr) {
         let address = address.to_canonical();
-        let is_odd = address.is_loopback() || address.is_multicast() || address.is_unspecified();
-        if is_odd || !control.has_tls() || peer.host() == address {
+        let own = [peer.key.local, self.own_address(peer)];
+        let is_credible = is_credible(address, peer.key.peer, own);
+        if !is_credible || !control.has_tls() || peer.host() == address {
             return;
         }
+        let told = peer.gateway.told.get();
+        if told.is_some_and(|told| told.elapsed() < AGAIN) {
+            return;
+        }
+        peer.gateway.told.set(Some(Instant::now()));
         tracing::debug!(peer = %peer.key.peer, gateway = %address, "association: the peer is a gateway");
         peer.gateway.host.set(Some(address));
         peer.changed.notify_waiters();
         // Sessions from there may wait.
         self.appeared.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_credible__hosts_of_the_same_family_only() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let may = |address: &str, peer: &str| {
+            is_credible(ip(address), ip(peer), [ip("192.0.2.1"), ip("2001:db8::1")])
+        };
+        assert!(may("192.0.2.7", "198.51.100.1") && may("2001:db8::7", "2001:db8:1::1"));
+        for address in [
+            "2001:db8::7",
+            "192.0.2.1",
+            "255.255.255.255",
+            "169.254.0.1",
+            "127.0.0.1",
+            "224.0.0.1",
+            "0.0.0.0",
+            "0.1.2.3",
+        ] {
+            assert!(!may(address, "198.51.100.1"), "{address}");
+        }
+        for address in [
+            "192.0.2.7",
+            "2001:db8::1",
+            "fe80::1",
+            "::1",
+            "ff02::1",
+            "::",
+        ] {
+            assert!(!may(address, "2001:db8:1::1"), "{address}");
+        }
     }
 }

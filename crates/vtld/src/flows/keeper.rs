@@ -177,7 +177,9 @@ impl Flows {
             tag: peer.key.tag,
             number: CONTROL_CONNECTION,
         };
-        let socket = self.hooker.connect_control(peer.key.local, dest, name)?;
+        let forwards = peer.gateway.forwards.get();
+        let from = peer.key.local;
+        let socket = self.hooker.connect_control(from, dest, name, forwards)?;
         let control = Control::new(socket)?;
         let connected = async {
             control.connected().await?;
@@ -345,14 +347,16 @@ impl Flows {
             if !peer.needs(Kind::Graft) {
                 continue;
             }
-            let host = peer.host();
+            let (host, was_told) = (peer.host(), peer.gateway.host.get().is_some());
             let opening = self.open_carrier(peer, Kind::Graft, Granted::freely(host), None);
             tokio::select! {
                 opened = opening => if let Err(error) = opened {
                     tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
                 },
-                // The peer is a gateway: at once there.
-                () = peer.until(|peer| peer.host() != host) => pauses = Pauses::new(Peer::signs),
+                // The peer is a gateway: at once there. If it tells another address later, after the pause that is due.
+                () = peer.until(|peer| peer.host() != host) => if !was_told {
+                    pauses = Pauses::new(Peer::signs);
+                },
             }
         }
     }

@@ -64,6 +64,7 @@ use crate::{
     hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
     network::{Network, admits},
+    option,
     selection::Selection,
 };
 
@@ -387,6 +388,9 @@ impl Flows {
             opener: Side::Local,
             number: flow.name.number,
         };
+        if flow.forwarded {
+            option::keep_alive(&flow.app, option::IDLE_S, option::IDLE_AGAIN_S);
+        }
         let ends = Ends::new(flow.app, flow.tcp, None);
         self.start(&peer, id, ends, [flow.src, flow.dest], is_tolerant);
     }
@@ -418,8 +422,13 @@ impl Flows {
         if name.requires_carrier() && peer.as_ref().is_none_or(is_out_of_reach) {
             return tracing::debug!(client = %flow.client, "flows: reset: it requires a carrier, and came without");
         }
-        let (app, guard) = match flow.forwarded.flatten() {
-            Some(app) => (app, None),
+        let (app, guard) = match flow.forwarded {
+            Some(Some(app)) => {
+                option::keep_alive(&app, option::IDLE_S, option::IDLE_AGAIN_S);
+                (app, None)
+            }
+            // There is nothing to connect to on this host.
+            Some(None) => return,
             None => match self.hooker.connect_local_app(flow.dest, flow.client) {
                 Ok((app, guard)) => (app, Some(guard)),
                 Err(error) => {

@@ -73,6 +73,11 @@ pub(super) fn ends([from, to]: [SocketAddr; 2]) -> vtl_four_tuple {
     }
 }
 
+/// The addresses of [`ends`].
+pub(super) fn both(ends: &vtl_four_tuple) -> [SocketAddr; 2] {
+    [socket_addr(&ends.from), socket_addr(&ends.to)]
+}
+
 pub(super) fn socket_addr(endpoint: &vtl_endpoint) -> SocketAddr {
     let ip = Ipv6Addr::from(endpoint.addr).to_canonical();
     SocketAddr::new(ip, u16::from_be(endpoint.port))

@@ -108,22 +108,21 @@ pub(super) fn connect_plain(shared: &Shared, dest: SocketAddr) -> io::Result<Tcp
     connected.map(|()| socket.into())
 }
 
-/// Begins to open an association's control connection from the local address `from`.
+/// Begins to open an association's control connection from the local address `from`, which is another host's if this
+/// one `forwards`.
 pub(super) fn connect_control(
     shared: &Shared,
     from: IpAddr,
     dest: SocketAddr,
     name: FlowName,
+    forwards: bool,
 ) -> io::Result<TcpStream> {
+    if forwards {
+        return gateway::connect_control(shared, from, dest, name);
+    }
     let socket = sock::tcp(dest.ip())?;
     sock::tune(&socket)?;
-    match sock::bind(&socket, SocketAddr::new(from, 0), false) {
-        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-            // A gateway's: the address is that of a host behind it.
-            return gateway::connect_control(shared, from, dest, name);
-        }
-        bound => bound?,
-    }
+    sock::bind(&socket, SocketAddr::new(from, 0), false)?;
     let cookie = sock::cookie(&socket)?;
     shared
         .maps

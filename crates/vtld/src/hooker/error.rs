@@ -108,6 +108,11 @@ pub enum HookerError {
     /// The interface is not one of `vtld --interface`.
     #[error("vtld does not use the interface {0}: start it with --interface {0}, too")]
     OutOfScope(String),
+    /// vtld is limited to interfaces without this one.
+    #[error(
+        "vtld is limited to other interfaces than {0}, which forwards packets as well, and whose connections a gateway would miss: start it with --interface {0}, too, or without --interface"
+    )]
+    ForwardsOutside(String),
     /// A gateway cannot have this carrier.
     #[error(
         "a gateway cannot have the carrier {0}: it forwards what it cannot carry; take best, auto, graft:NAME, or another kind of carrier"

@@ -21,11 +21,15 @@ use super::{
     abi::{self, vtl_syn},
     carrier::{Over, Wish},
     error::ConnectError,
+    gateway,
     packet::SynPacket,
     sock,
 };
-use crate::panics;
-use vtl_proto::{carrier::Kind, frame::FlowName};
+use crate::{network::Network, panics};
+use vtl_proto::{
+    carrier::Kind,
+    frame::{CONTROL_CONNECTION, FlowName},
+};
 
 /// Timeout from the injected SYN to the accepted socket. On the loopback it takes microseconds,
 /// unless the application has closed its socket.
@@ -36,6 +40,12 @@ const SILENCE: Duration = Duration::from_secs(130);
 /// The same after a connect that succeeded: a SYN retransmission may be in the ring still when the
 /// listener has the connection.
 const STRAGGLING: Duration = Duration::from_secs(1);
+/// At a gateway, of connects from beyond the hop by hosts without an association: maximum number from one network,
+const MOST_OF_NETWORK: usize = 128;
+/// and of control connections. SYNs beyond are lost, and come again.
+const MOST_CONTROLS: usize = 128;
+/// Age of a connect that the gateway's programs hold and vtld does not know: a former daemon's, or a lost message.
+const STALE: Duration = Duration::from_secs(60);
 
 /// Callback of an accepted connect. Runs on the Hooker's thread: must not block.
 pub(super) type Accepted = Box<dyn FnOnce(io::Result<TcpStream>) + Send>;
@@ -59,10 +69,15 @@ struct Entry {
     id: u64,
     cookie: u64,
     syn: SynPacket,
+    forwarded: Option<Forwarded>,
     state: State,
 }
 
 impl Entry {
+    fn is_pending(&self) -> bool {
+        !matches!(self.state, State::Over { .. })
+    }
+
     /// Marks the entry as done. Returns the former state.
     fn end(&mut self, swallows: Duration) -> State {
         let until = Instant::now() + swallows;
@@ -107,16 +122,14 @@ impl Raw {
     }
 }
 
-/// Called when a connect is not held any more.
-type Released = Box<dyn Fn(Ends) + Send + Sync>;
-
 /// All held connects, and the raw sockets to answer them.
 pub(super) struct Flows {
     /// For SYNs to vtld's listeners.
     inject: Raw,
     /// For answers to who connects; `None`: by `inject`.
     answer: Option<Raw>,
-    released: Option<Released>,
+    /// What the gateway's programs hold.
+    programs: Option<gateway::Table>,
     table: Mutex<(HashMap<Ends, Entry>, u64)>,
     /// Handing over: another daemon will answer the open connects.
     is_leaving: AtomicBool,
@@ -129,15 +142,15 @@ impl Flows {
     }
 
     /// For forwarded connects.
-    pub(super) fn forwarded(inject: Raw, answer: Raw, released: Released) -> Self {
-        Self::new(inject, Some(answer), Some(released))
+    pub(super) fn forwarded(inject: Raw, answer: Raw, programs: gateway::Table) -> Self {
+        Self::new(inject, Some(answer), Some(programs))
     }
 
-    fn new(inject: Raw, answer: Option<Raw>, released: Option<Released>) -> Self {
+    fn new(inject: Raw, answer: Option<Raw>, programs: Option<gateway::Table>) -> Self {
         Self {
             inject,
             answer,
-            released,
+            programs,
             table: Mutex::new((HashMap::new(), 0)),
             is_leaving: AtomicBool::new(false),
         }
@@ -166,9 +179,10 @@ impl Flows {
             .send(packet, to);
     }
 
-    fn release(&self, ends: Ends) {
-        if let Some(released) = &self.released {
-            released(ends);
+    /// Has a gateway's programs forget a connect.
+    pub(super) fn release(&self, ends: Ends) {
+        if let Some(programs) = &self.programs {
+            programs.release(ends);
         }
     }
 
@@ -193,7 +207,7 @@ impl Flows {
             wish => shared.hooks().wish(wish),
         };
         let ends = [app, syn.target()];
-        let id = self.enter(syn, event.cookie)?;
+        let id = self.enter(syn, event.cookie, None)?;
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -205,6 +219,7 @@ impl Flows {
             src: app,
             wish,
             forwarded: None,
+            via: None,
             answered: false,
         })))
     }
@@ -214,11 +229,16 @@ impl Flows {
         self: &Arc<Self>,
         shared: &Arc<Shared>,
         syn: SynPacket,
-        wish: Wish,
+        via: gateway::Via,
         forwarded: Forwarded,
     ) -> Option<HeldConnect> {
         let ends @ [src, dest] = [syn.source(), syn.target()];
-        let id = self.enter(syn, 0)?;
+        let is_known = shared.broker.knows(src.ip());
+        if !is_known && !admits(&self.table().0, ends, forwarded) {
+            self.release(ends);
+            return None;
+        }
+        let id = self.enter(syn, 0, Some(forwarded))?;
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -228,14 +248,15 @@ impl Flows {
             mark: 0,
             dest,
             src,
-            wish,
+            wish: via.wish.clone(),
             forwarded: Some(forwarded),
+            via: Some(via),
             answered: false,
         })))
     }
 
     /// Enters a SYN; its id if it is a new one.
-    fn enter(&self, syn: SynPacket, cookie: u64) -> Option<u64> {
+    fn enter(&self, syn: SynPacket, cookie: u64, forwarded: Option<Forwarded>) -> Option<u64> {
         let ends = [syn.source(), syn.target()];
         let mut guard = self.table();
         let (table, last) = &mut *guard;
@@ -248,12 +269,17 @@ impl Flows {
             }
             return None;
         }
+        // Only one connect at a time between the same ends: anybody can send more SYNs, with other sequence numbers.
+        if forwarded.is_some() && table.get(&ends).is_some_and(Entry::is_pending) {
+            return None;
+        }
         *last += 1;
         let id = *last;
         let entry = Entry {
             id,
             cookie,
             syn,
+            forwarded,
             state: State::Open,
         };
         let former = table.insert(ends, entry);
@@ -296,6 +322,13 @@ impl Flows {
             };
             guard.0.extract_if(|_, entry| old(entry)).collect()
         };
+        if let Some(programs) = &self.programs {
+            for ends in programs.stale(STALE) {
+                if !self.table().0.contains_key(&ends) {
+                    programs.release(ends);
+                }
+            }
+        }
         for (ends, entry) in expired {
             // Also done ones: a late copy of their SYN may have been held again.
             self.release(ends);
@@ -304,6 +337,27 @@ impl Flows {
             }
         }
     }
+}
+
+/// Whether another connect between these ends, by a host without an association, may wait at a gateway. Its address
+/// may be anybody's.
+fn admits(table: &HashMap<Ends, Entry>, [src, dest]: Ends, forwarded: Forwarded) -> bool {
+    let Forwarded::Outside(name) = forwarded else {
+        return true;
+    };
+    let network = Network::of(src.ip());
+    let (mut of_network, mut controls) = (0, 0);
+    for (ends, entry) in table {
+        let Some(Forwarded::Outside(other)) = entry.forwarded.filter(|_| entry.is_pending()) else {
+            continue;
+        };
+        if *ends == [src, dest] {
+            return true;
+        }
+        of_network += usize::from(Network::of(ends[0].ip()) == network);
+        controls += usize::from(other.number == CONTROL_CONNECTION);
+    }
+    of_network < MOST_OF_NETWORK && (name.number != CONTROL_CONNECTION || controls < MOST_CONTROLS)
 }
 
 /// What is special of a connect that is forwarded by this host, which is a gateway.
@@ -315,7 +369,8 @@ pub(super) enum Forwarded {
     Outside(FlowName),
 }
 
-/// An application's connect that waits for its outcome. Dropping it refuses the connect.
+/// An application's connect that waits for its outcome. Dropping it refuses the connect; a forwarded one is left to its
+/// next SYN.
 pub struct HeldConnect(Box<Held>);
 
 struct Held {
@@ -329,6 +384,7 @@ struct Held {
     src: SocketAddr,
     wish: Wish,
     forwarded: Option<Forwarded>,
+    via: Option<gateway::Via>,
     answered: bool,
 }
 
@@ -409,6 +465,11 @@ impl HeldConnect {
         self.0.forwarded.is_some()
     }
 
+    /// The interface that its SYN would have left by, if this host forwards it.
+    pub(super) fn exit(&self) -> Option<u32> {
+        self.0.via.as_ref().map(|via| via.exit)
+    }
+
     /// Sets the address that getsockname shows.
     pub fn set_src(&mut self, src: SocketAddr) {
         self.0.src = src;
@@ -425,6 +486,13 @@ impl HeldConnect {
     /// that closes it in order.
     pub fn accept(mut self, accepted: impl FnOnce(io::Result<TcpStream>) + Send + 'static) {
         self.0.answered = true;
+        let via = self.0.via.take();
+        let accepted = move |app: io::Result<TcpStream>| {
+            if let (Ok(_), Some(via)) = (&app, via) {
+                via.carried.fetch_add(1, Ordering::Relaxed);
+            }
+            accepted(app);
+        };
         let flows = &self.0.flows;
         let mut guard = flows.table();
         match guard.0.get_mut(&self.0.ends) {
@@ -492,8 +560,8 @@ impl Drop for HeldConnect {
             return;
         }
         let is_leaving = self.0.flows.is_leaving.load(Ordering::Relaxed);
-        // Also after a panic: the next daemon answers.
-        match is_leaving || panics::happened() {
+        // Also after a panic: the next daemon answers. A gateway refuses only what the far end has refused.
+        match is_leaving || self.is_forwarded() || panics::happened() {
             true => self.put_off(),
             false => self.answer(ConnectError::Refused),
         }

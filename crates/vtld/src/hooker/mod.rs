@@ -309,15 +309,16 @@ impl Handle {
         discovery::connect_plain(&self.shared, dest)
     }
 
-    /// Begins to open an association's control connection from the local address `from`. The stream does
-    /// not block and may still be connecting.
+    /// Begins to open an association's control connection from the local address `from`, which is another host's if
+    /// this one `forwards`. The stream does not block and may still be connecting.
     pub fn connect_control(
         &self,
         from: IpAddr,
         dest: SocketAddr,
         name: FlowName,
+        forwards: bool,
     ) -> io::Result<TcpStream> {
-        discovery::connect_control(&self.shared, from, dest, name)
+        discovery::connect_control(&self.shared, from, dest, name, forwards)
     }
 
     /// This host's address in packets to `dest`. Sends nothing.

@@ -266,7 +266,12 @@ impl Worker {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let mut held = attempt.cancel(&self.shared);
                 if held.is_forwarded() {
-                    self.pass_by(&mut held);
+                    // As after an answer without the option: the path may drop it, or the way back be another.
+                    let ttl = match self.spoke.contains(&held.dest()) {
+                        true => RELIEF,
+                        false => self.shared.config.plain_ttl,
+                    };
+                    self.pass_by(&mut held, ttl);
                     continue;
                 }
                 tracing::debug!(dest = %held.dest(), "hooker: no answer to a SYN with VTL's option");
@@ -342,7 +347,7 @@ impl Worker {
     fn fail(&self, mut held: HeldConnect, error: &io::Error) {
         if held.is_forwarded() {
             tracing::debug!(%error, dest = %held.dest(), "gateway: cannot connect: forwarded");
-            return self.pass_by(&mut held);
+            return self.pass_by(&mut held, RELIEF);
         }
         if !lacks_descriptors(error) || held.requires_carrier() {
             return held.refuse(ConnectError::from(error));
@@ -516,10 +521,10 @@ impl Worker {
         }
     }
 
-    /// Leaves a forwarded connect to the kernel: its next SYN is forwarded.
-    fn pass_by(&self, held: &mut HeldConnect) {
+    /// Leaves a forwarded connect to the kernel: its next SYN is forwarded, and others to its destination for this time.
+    fn pass_by(&self, held: &mut HeldConnect, ttl: Duration) {
         if held.forwarded() == Some(Forwarded::Inside) {
-            let _ = self.shared.maps.leave_plain(held.dest(), RELIEF);
+            let _ = self.shared.maps.leave_plain(held.dest(), ttl);
         }
         held.put_off();
     }
@@ -528,16 +533,20 @@ impl Worker {
     /// connect is a control connection's.
     fn accept_outside(&self, held: HeldConnect, app: Option<TcpStream>) {
         let (shared, dest, client) = (Arc::clone(&self.shared), held.dest(), held.src());
+        let forwarded = held.forwarded();
         held.accept(move |outer| {
             let Ok(outer) = outer else { return };
             match (steering::client_says(&shared, &outer), app) {
-                (Ok(Some(name)), app) => shared.broker.server(ServerFlow {
-                    peer: outer,
-                    dest,
-                    client,
-                    name,
-                    forwarded: Some(app),
-                }),
+                // Its SYN, too, decided on what was done: both must say the same.
+                (Ok(Some(name)), app) if forwarded == Some(Forwarded::Outside(name)) => {
+                    shared.broker.server(ServerFlow {
+                        peer: outer,
+                        dest,
+                        client,
+                        name,
+                        forwarded: Some(app),
+                    })
+                }
                 // A middlebox stripped the option from our SYN/ACK.
                 (Ok(None), Some(app)) => shared.proxy.join(app, outer, None),
                 (_, _) => {}

@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     os::fd::{AsFd, AsRawFd},
     sync::{Arc, mpsc::channel},
+    time::Duration,
 };
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder};
@@ -241,6 +242,36 @@ fn listen(shared: &Shared, ip: IpAddr) -> Result<TcpListener, HookerError> {
     listen().map_err(HookerError::socket("listen for forwarded connections"))
 }
 
+/// Connects that the programs hold.
+pub(in super::super) struct Table([MapHandle; 2]);
+
+impl Table {
+    /// Removes a connect.
+    pub(in super::super) fn release(&self, ends: [SocketAddr; 2]) {
+        for map in &self.0 {
+            // Absent is as good as removed.
+            let _ = map.delete(bytes_of(&abi::ends(ends)));
+        }
+    }
+
+    /// Connects whose first SYN came longer ago than `age`.
+    pub(in super::super) fn stale(&self, age: Duration) -> Vec<[SocketAddr; 2]> {
+        let limit = bpf::monotonic().saturating_sub(age).as_nanos() as u64;
+        let is_old = |map: &MapHandle, key: &[u8]| {
+            let value = map.lookup(key, MapFlags::ANY).ok().flatten();
+            let began = value.and_then(|value| Some(u64::from_ne_bytes(*value.first_chunk()?)));
+            began.is_some_and(|began| began < limit)
+        };
+        let of = |map: &MapHandle| {
+            let keys: Vec<Vec<u8>> = map.keys().collect();
+            let old = keys.into_iter().filter(|key| is_old(map, key));
+            old.filter_map(|key| abi::from_bytes(&key).map(|key| abi::both(&key)))
+                .collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(of).collect()
+    }
+}
+
 /// The table of held connects, whose entries the programs count.
 fn flows(programs: &Programs) -> Result<Arc<Flows>, HookerError> {
     let held = [
@@ -248,12 +279,6 @@ fn flows(programs: &Programs) -> Result<Arc<Flows>, HookerError> {
         programs.map("vtl_gateway_outside")?,
     ];
     let raw = |mark| Raw::open(mark).map_err(HookerError::socket("open a raw socket"));
-    let released = move |ends| {
-        for map in &held {
-            // Absent is as good as removed.
-            let _ = map.delete(bytes_of(&abi::ends(ends)));
-        }
-    };
-    let flows = Flows::forwarded(raw(VTL_GATEWAY_INJECT)?, raw(0)?, Box::new(released));
+    let flows = Flows::forwarded(raw(VTL_GATEWAY_INJECT)?, raw(0)?, Table(held));
     Ok(Arc::new(flows))
 }

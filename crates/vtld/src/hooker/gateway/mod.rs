@@ -15,7 +15,11 @@ mod routes;
 use std::{
     io,
     net::TcpListener,
-    sync::{Arc, PoisonError, atomic::Ordering, mpsc::Receiver},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Receiver,
+    },
 };
 
 use libbpf_rs::RingBuffer;
@@ -24,7 +28,7 @@ use vtl_proto::frame::FlowName;
 
 use super::{
     Hooker, Shared,
-    abi::{VTL_GATEWAY_FILTERS_MAX, VTL_SYN_MAX, vtl_gateway_syn},
+    abi::{self, VTL_GATEWAY_FILTERS_MAX, VTL_SYN_MAX, vtl_gateway_syn},
     carrier::{Carrier, Wish},
     error::HookerError,
     held::{self, Forwarded, HeldConnect},
@@ -34,6 +38,7 @@ use super::{
 };
 
 pub(super) use connect::{connect_control, open};
+pub(super) use kernel::Table;
 pub(super) use routes::sweep;
 
 use kernel::Kernel;
@@ -65,7 +70,16 @@ pub struct GatewayListed {
 struct Entry {
     gateway: Gateway,
     wish: Wish,
-    carried: u64,
+    carried: Arc<AtomicU64>,
+}
+
+/// The gateway of a held connect, and its way.
+pub(super) struct Via {
+    pub(super) wish: Wish,
+    /// Counts connections.
+    pub(super) carried: Arc<AtomicU64>,
+    /// Index of the interface that its SYN would have left by.
+    pub(super) exit: u32,
 }
 
 /// All gateways of this host.
@@ -117,6 +131,9 @@ impl Gateways {
         if !shared.config.scope.has(&gateway.interface) {
             return Err(HookerError::OutOfScope(gateway.interface));
         }
+        if let Some(interface) = forwarding_outside(&shared.config.scope) {
+            return Err(HookerError::ForwardsOutside(interface));
+        }
         let filters = |entry: &Entry| entry.gateway.to.len().max(entry.gateway.ports.len());
         let filters: usize = self.entries.iter().map(filters).sum();
         if filters + gateway.to.len().max(gateway.ports.len()) > VTL_GATEWAY_FILTERS_MAX as usize {
@@ -133,7 +150,7 @@ impl Gateways {
         self.entries.push(Entry {
             gateway,
             wish,
-            carried: 0,
+            carried: Arc::default(),
         });
         let followed = self.follow(shared);
         if followed.is_err() {
@@ -186,6 +203,20 @@ impl Gateways {
     }
 }
 
+/// An interface that forwards packets and that vtld does not use: connections of hosts there would not be carried.
+fn forwarding_outside(scope: &crate::Scope) -> Option<String> {
+    let names = nix::net::if_::if_nameindex().ok()?;
+    let names = names.iter().map(|each| each.name().to_string_lossy());
+    let forwards = |name: &str| {
+        ["ipv4", "ipv6"].iter().any(|family| {
+            let path = format!("/proc/sys/net/{family}/conf/{name}/forwarding");
+            std::fs::read_to_string(path).is_ok_and(|is| is.trim() == "1")
+        })
+    };
+    let mut outside = names.filter(|name| *name != "lo" && !scope.has(name));
+    outside.find(|name| forwards(name)).map(Into::into)
+}
+
 /// Handles a SYN from the ring. `Some` for a new connect.
 pub(super) fn hold(
     shared: &Arc<Shared>,
@@ -193,7 +224,10 @@ pub(super) fn hold(
     event: &vtl_gateway_syn,
 ) -> Option<HeldConnect> {
     let len = event.len.min(VTL_SYN_MAX) as usize;
-    let syn = SynPacket::parse(&event.packet[..len])?;
+    let Some(syn) = SynPacket::parse(&event.packet[..len]) else {
+        flows.release(abi::both(&event.ends));
+        return None;
+    };
     let forwarded = match event.outside {
         0 => Forwarded::Inside,
         _ => Forwarded::Outside(FlowName {
@@ -201,14 +235,16 @@ pub(super) fn hold(
             number: u32::from_be(event.flow.number),
         }),
     };
-    let wish = match shared.gateways().of(event.ifindex) {
-        Some(entry) => {
-            entry.carried += 1;
-            entry.wish.clone()
-        }
-        None => Wish::default(),
+    let (wish, carried) = match shared.gateways().of(event.ifindex) {
+        Some(entry) => (entry.wish.clone(), Arc::clone(&entry.carried)),
+        None => Default::default(),
     };
-    flows.hold_forwarded(shared, syn, wish, forwarded)
+    let via = Via {
+        wish,
+        carried,
+        exit: event.out,
+    };
+    flows.hold_forwarded(shared, syn, via, forwarded)
 }
 
 impl Hooker {
@@ -236,7 +272,7 @@ impl Hooker {
         let listed = |entry: &Entry| GatewayListed {
             gateway: entry.gateway.clone(),
             is_present: vtl_bpf::netdev::index_of(&entry.gateway.interface).is_ok(),
-            carried: entry.carried,
+            carried: entry.carried.load(Ordering::Relaxed),
         };
         gateways.entries.iter().map(listed).collect()
     }

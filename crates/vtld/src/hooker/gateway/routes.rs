@@ -46,7 +46,7 @@ struct Object {
 }
 
 impl Routes {
-    /// Adds what is missing. `is_heir`: the former daemon has left them for this one.
+    /// Adds what is missing.
     ///
     /// # Errors
     /// The kernel refuses (no policy routing, no rights).
