@@ -417,9 +417,14 @@ impl Session<'_> {
         (word * 64 < end).then(|| bits.load(Ordering::Acquire))
     }
 
+    /// Count of valid acknowledgements received.
+    pub fn acks(&self) -> u64 {
+        atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed)
+    }
+
     /// Changes with every valid packet of the peer: detects liveness.
     pub fn heard(&self) -> u64 {
-        let acks = atomic!(AtomicU64, self.tx.acks).load(Ordering::Relaxed);
+        let acks = self.acks();
         let data = atomic!(AtomicU64, self.rx.received).load(Ordering::Relaxed);
         let again = atomic!(AtomicU32, self.rx.dups).load(Ordering::Relaxed);
         acks.wrapping_add(data).wrapping_add(again.into())

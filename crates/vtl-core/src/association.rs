@@ -196,7 +196,8 @@ impl Association {
                 let _ = entry.flow.send.confirmed(0, false, limit, false);
             }
             for chunk in early.chunks {
-                entry.heard.note(chunk.carrier, self.is_spread);
+                let len = chunk.bytes.len();
+                entry.note_heard(early.since, chunk.carrier, len, self.is_spread);
                 if entry
                     .chunk(chunk.offset, &chunk.bytes, chunk.fin, chunk.urgent)
                     .is_err()
@@ -412,7 +413,7 @@ impl Association {
         if entry.flow.error().is_some() {
             return;
         }
-        entry.heard.note(carrier, self.is_spread);
+        entry.note_heard(now_ns, carrier, bytes.len(), self.is_spread);
         if entry.flow.is_refused() {
             entry.rejects = true;
             return self.touch(flow);
@@ -437,11 +438,11 @@ impl Association {
 
     /// Notes that the application was given the first `len` bytes of those that [`Association::is_next`]
     /// allowed.
-    pub fn note_given(&mut self, carrier: CarrierId, flow: FlowId, len: usize) {
+    pub fn note_given(&mut self, now_ns: u64, carrier: CarrierId, flow: FlowId, len: usize) {
         let Some(entry) = self.flows.get_mut(&flow) else {
             return;
         };
-        entry.heard.note(carrier, self.is_spread);
+        entry.note_heard(now_ns, carrier, len, self.is_spread);
         let receive = &mut entry.flow.receive;
         let was_full = receive.tcp_room() == 0;
         receive.note_given(len);
@@ -470,8 +471,8 @@ impl Association {
         if entry.flow.error().is_some() {
             return; // the flow has been reset already
         }
-        if matches!(frame, Frame::Chunk { .. }) {
-            entry.heard.note(carrier, self.is_spread);
+        if let Frame::Chunk { bytes, .. } = frame {
+            entry.note_heard(now_ns, carrier, bytes.len(), self.is_spread);
         }
         if entry.handle_frame(carrier, &self.carriers, frame).is_err() {
             self.reset(id, ResetCode::Violation);
@@ -667,6 +668,16 @@ impl Entry {
             receive.note_urgent(offset + bytes.len() as u64);
         }
         Ok(())
+    }
+
+    /// Notes the carrier of a chunk. A CONFIRM that has gone by another one than the next will is said once more.
+    fn note_heard(&mut self, now_ns: u64, carrier: CarrierId, len: usize, is_spread: bool) {
+        let is_other = self.heard.note(now_ns, carrier, len as u64, is_spread);
+        let before = self.confirm_by.filter(|before| *before != carrier);
+        if is_other && is_spread && before.is_some() {
+            self.confirm_by = None;
+            self.flow.receive.confirm_lost();
+        }
     }
 
     /// Carrier for CONFIRM: the one by which the peer was last heard if it is reliable, or else any.

@@ -75,6 +75,8 @@ const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
 const FLAGS: Range<usize> =
     offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
 const ROUTE: usize = 12;
+/// `rtm_type` in it.
+const TYPE: usize = 7;
 const RTA_MARK: u16 = 16;
 
 /// Looks up the interface of the route between these addresses.
@@ -125,13 +127,18 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
     message
 }
 
-/// RTA_OIF of the kernel's answer.
+/// RTA_OIF of the kernel's answer; an error for addresses of several hosts.
 fn oif(answer: &[u8]) -> io::Result<u32> {
     let u16_at = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     let u32_at = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     if u16_at(KIND.start) == Some(libc::NLMSG_ERROR as u16) {
         let errno = u32_at(HEADER).unwrap_or_default().cast_signed();
         return Err(io::Error::from_raw_os_error(-errno));
+    }
+    if let Some(libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST) =
+        answer.get(HEADER + TYPE).copied()
+    {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
     }
     let mut at = HEADER + ROUTE;
     while let (Some(length), Some(kind)) = (u16_at(at), u16_at(at + 2)) {
@@ -156,6 +163,8 @@ mod tests {
         assert_eq!(exit(local, local, 0).expect("a route"), LOOPBACK);
         assert!(Scope::default().leads_to(local, local, 0));
         assert!(!Scope::new(vec!["vtl9".into()]).leads_to(local, local, 0));
+        let broadcast = IpAddr::from([127, 255, 255, 255]);
+        assert!(exit(broadcast, local, 0).is_err());
         // An address that no host has.
         assert!(exit(local, IpAddr::from([240, 0, 0, 1]), 0).is_err());
     }

@@ -15,7 +15,7 @@ const EARLY_NS: u64 = 4_000_000_000;
 /// Frames received of one flow.
 #[derive(Debug)]
 pub(super) struct Early {
-    since: u64,
+    pub(super) since: u64,
     pub(super) chunks: Vec<EarlyChunk>,
     /// Credit in a CONFIRM: the peer knows the flow.
     pub(super) limit: Option<u64>,

@@ -2,16 +2,20 @@
 
 use vtl_proto::frame::CarrierId;
 
-/// Chunks in a row by another carrier after which CONFIRM leaves its own, where flows are spread: all deliver, so it stays
-/// with one, but not with one that delivers no more.
-const SILENT: u32 = 32;
+/// Where flows are spread, CONFIRM stays with one carrier as long as that delivers: it leaves it for one that has brought
+/// so many bytes in a row,
+const MOST_BYTES: u64 = 16 << 10;
+/// or anything when its own one has brought nothing for so long, ns.
+const SILENT_NS: u64 = 250_000_000;
 
 /// What a flow was heard by.
 #[derive(Debug, Default)]
 pub(super) struct Hearing {
     by: Option<CarrierId>,
-    /// Chunks by others since.
-    overheard: u32,
+    /// When it was heard last.
+    at_ns: u64,
+    /// Bytes by others since.
+    overheard: u64,
 }
 
 impl Hearing {
@@ -20,14 +24,28 @@ impl Hearing {
         self.by
     }
 
-    /// Notes a chunk that arrived by a carrier. `is_spread`: the peer sends by several.
-    pub(super) fn note(&mut self, carrier: CarrierId, is_spread: bool) {
+    /// Notes a chunk that arrived by a carrier. `is_spread`: the peer sends by several. Returns whether it is another
+    /// carrier than before: what was said by that one may not have arrived.
+    pub(super) fn note(
+        &mut self,
+        now_ns: u64,
+        carrier: CarrierId,
+        bytes: u64,
+        is_spread: bool,
+    ) -> bool {
         let is_other = self.by.is_some_and(|before| before != carrier);
-        self.overheard = if is_other { self.overheard + 1 } else { 0 };
-        if !(is_spread && is_other && self.overheard < SILENT) {
+        self.overheard = match is_other {
+            true => self.overheard.saturating_add(bytes),
+            false => 0,
+        };
+        let is_silent = now_ns.saturating_sub(self.at_ns) >= SILENT_NS;
+        let stays = is_spread && is_other && self.overheard < MOST_BYTES && !is_silent;
+        if !stays {
             self.by = Some(carrier);
+            self.at_ns = now_ns;
             self.overheard = 0;
         }
+        is_other && !stays
     }
 
     /// Forgets a carrier that has broken.
@@ -53,24 +71,33 @@ mod tests {
     #[test]
     fn hearing__follows_the_last_chunk_unless_flows_are_spread() {
         let mut hearing = Hearing::default();
-        for number in [1, 2, 1] {
-            hearing.note(carrier(number), false);
+        for (number, is_other) in [(1, false), (2, true), (1, true)] {
+            assert_eq!(hearing.note(0, carrier(number), 1, false), is_other);
             assert_eq!(hearing.by(), Some(carrier(number)));
         }
-        for _ in 0..SILENT - 1 {
-            hearing.note(carrier(2), true);
+        for _ in 0..3 {
+            assert!(!hearing.note(0, carrier(2), MOST_BYTES - 1, true));
             assert_eq!(hearing.by(), Some(carrier(1)), "it still delivers");
+            hearing.note(0, carrier(1), 1, true);
         }
-        hearing.note(carrier(1), true);
-        for _ in 0..SILENT {
-            hearing.note(carrier(2), true);
-        }
+        assert!(!hearing.note(0, carrier(2), MOST_BYTES - 1, true));
+        assert!(hearing.note(0, carrier(2), 1, true));
         assert_eq!(hearing.by(), Some(carrier(2)), "it delivers no more");
         hearing.broken(carrier(1));
         assert_eq!(hearing.by(), Some(carrier(2)));
         hearing.broken(carrier(2));
         assert_eq!(hearing.by(), None);
-        hearing.note(carrier(1), true);
+        assert!(!hearing.note(0, carrier(1), 1, true));
         assert_eq!(hearing.by(), Some(carrier(1)), "any is better than none");
+    }
+
+    #[test]
+    fn hearing__leaves_a_silent_carrier_at_the_first_chunk_by_another() {
+        let mut hearing = Hearing::default();
+        hearing.note(5, carrier(1), 1, true);
+        assert!(!hearing.note(4 + SILENT_NS, carrier(2), 1, true));
+        assert!(hearing.note(5 + SILENT_NS, carrier(2), 1, true));
+        assert!(!hearing.note(6 + SILENT_NS, carrier(1), 1, true));
+        assert_eq!(hearing.by(), Some(carrier(2)));
     }
 }

@@ -9,7 +9,12 @@ mod lowest_rtt;
 mod primary;
 mod redundant;
 mod round_robin;
+mod told;
+mod turns;
 mod weighted;
+
+pub use told::Told;
+pub use turns::Turns;
 
 use vtl_proto::{carrier::Scheduler, frame::CarrierId};
 

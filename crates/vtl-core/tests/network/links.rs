@@ -122,7 +122,7 @@ impl Simulation {
             }
             direction.read += given as u64;
             self.given += given as u64;
-            self.hosts[host].note_given(carrier, id, given);
+            self.hosts[host].note_given(now, carrier, id, given);
         }
         if given < bytes.len() {
             let (offset, rest) = (offset + given as u64, BytesMut::from(&bytes[given..]));

@@ -146,6 +146,8 @@ pub type Owner = u64;
 pub struct Granted {
     /// The grant to send to the application.
     pub grant: Grant,
+    /// This host's address.
+    pub(crate) local: IpAddr,
     /// Transmit ring, receive ring, eventfd towards the daemon, eventfd from the daemon.
     pub rings: [OwnedFd; 4],
     /// Ring of events from the kernel; `None`: the daemon forwards all wake-ups.

@@ -72,6 +72,8 @@ pub(super) enum Keying {
 pub(super) struct Session {
     pub(super) peer: IpAddr,
     pub(super) local: IpAddr,
+    /// Initiator: from an address that was asked for, whatever routes say: another path than other connections have.
+    pub(super) is_beside: bool,
     pub(super) port: u16,
     pub(super) token: u64,
     /// The session's predecessor, and its successor, also while that is being opened.
@@ -343,6 +345,7 @@ pub(super) fn grant(
             events: session.rings.wake().is_some(),
             keys: agreed.map(|agreed| agreed.keys.clone()),
         },
+        local: session.local,
         rings: [
             own(session.rings.transmit())?,
             own(session.rings.receive())?,

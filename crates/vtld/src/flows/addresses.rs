@@ -106,21 +106,29 @@ pub(super) fn elsewhere(all: &[Own], known: IpAddr) -> Vec<Own> {
 
 fn further(all: &[Own], known: IpAddr, peer: IpAddr) -> Vec<IpAddr> {
     let others = elsewhere(all, known).into_iter().map(|own| own.address);
-    others
-        .filter(|address| is_private(peer) || !is_private(*address))
-        .collect()
+    // RFC 6598: a carrier's customers are outside, though they are told of the carrier's own network.
+    let is_inside = is_private(peer) && !is_shared(peer);
+    let may_know = |address: &IpAddr| {
+        is_inside || !is_private(*address) || is_shared(*address) && is_shared(peer)
+    };
+    others.filter(may_know).collect()
 }
 
 /// Whether an address means something in one network only.
 pub(super) fn is_private(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            // RFC 6598: between carriers and their customers.
-            v4.is_private() || (a, b & 0xc0) == (100, 64)
-        }
+        IpAddr::V4(v4) => v4.is_private() || is_shared(address),
         IpAddr::V6(v6) => v6.is_unique_local(),
     }
+}
+
+/// Whether an address is of a network between a carrier and its customers (RFC 6598).
+fn is_shared(address: IpAddr) -> bool {
+    let IpAddr::V4(v4) = address else {
+        return false;
+    };
+    let [a, b, ..] = v4.octets();
+    (a, b & 0xc0) == (100, 64)
 }
 
 fn read(scope: &Scope) -> Vec<Own> {
@@ -194,5 +202,7 @@ mod tests {
             [ip("198.51.100.1")]
         );
         assert_eq!(further(&all, known, ip("10.9.9.9")).len(), 3);
+        let shared = ["100.64.0.1", "198.51.100.1"].map(ip);
+        assert_eq!(further(&all, known, ip("100.99.9.9")), shared);
     }
 }

@@ -314,7 +314,7 @@ impl Peer {
 }
 
 struct Mover<'a> {
-    peer: &'a Peer,
+    peer: &'a Rc<Peer>,
     id: FlowId,
     ends: &'a Ends,
     state: &'a State,
@@ -416,6 +416,13 @@ impl Mover<'_> {
                     spreading => spreading.insert(Spreading::new(kind)),
                 };
                 self.spread(spreading, path, next).await?;
+                continue;
+            }
+            if path != Path::Tcp && self.state.licence.is_void_on_path() {
+                tokio::select! {
+                    () = self.state.licence.valid_on_path() => {}
+                    () = self.changed.sending.notified() => {}
+                }
                 continue;
             }
             match next {

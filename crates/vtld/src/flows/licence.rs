@@ -79,9 +79,14 @@ impl Licence {
         }
     }
 
-    /// Whether the flow must not use carriers.
+    /// Whether the flow must not use carriers, unless it goes by other paths as well.
     pub(super) fn is_void(&self) -> bool {
         self.is_void.get() && !self.is_waived.get()
+    }
+
+    /// Whether the connection does not get through: the flow must not use carriers on its path.
+    pub(super) fn is_void_on_path(&self) -> bool {
+        self.is_void.get()
     }
 
     /// Sets whether the flow may use carriers although the connection does not get through.
@@ -101,6 +106,13 @@ impl Licence {
     /// Completes once the flow may use carriers.
     pub(super) async fn valid(&self) {
         while self.is_void() {
+            self.valid.notified().await;
+        }
+    }
+
+    /// The same of carriers on its path.
+    pub(super) async fn valid_on_path(&self) {
+        while self.is_void_on_path() {
             self.valid.notified().await;
         }
     }
@@ -130,5 +142,23 @@ impl Licence {
             self.is_asked.set(false);
             ask(tcp, IDLE_S, IDLE_AGAIN_S);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn licence__is_waived_for_other_paths_only() {
+        let licence = Licence::default();
+        licence.set_waived(true);
+        licence.set_void(true);
+        assert!(!licence.is_void() && licence.is_void_on_path());
+        licence.set_waived(false);
+        assert!(licence.is_void());
+        licence.set_void(false);
+        assert!(!licence.is_void() && !licence.is_void_on_path());
     }
 }

@@ -470,7 +470,7 @@ impl Peer {
             given = flows.get(&flow).map_or(0, |state| state.give(pieces));
         }
         if given > 0 {
-            core.note_given(carrier, flow, given);
+            core.note_given(now_ns(self.began), carrier, flow, given);
         }
         if given < len {
             let mut rest = BytesMut::with_capacity(len - given);

@@ -72,7 +72,9 @@ impl ControlBroker {
             return;
         };
         session.meter.note(Mark::new(now, &entry.meter()));
-        if let Some(counters) = netmon::of_session(&entry) {
+        // What is known of a peer is of the path that other connections take.
+        let is_beside = session.is_beside;
+        if !is_beside && let Some(counters) = netmon::of_session(&entry) {
             let evidence = Evidence::Carrier(Kind::Graft);
             self.monitor.note(
                 session.peer,
@@ -82,7 +84,10 @@ impl ControlBroker {
                 counters,
             );
         }
-        if heard && let Some(rtt) = entry.measured_rtt() {
+        if heard
+            && !is_beside
+            && let Some(rtt) = entry.measured_rtt()
+        {
             self.peers.note_shorter_rtt(session.peer, rtt);
         }
         if probe {
@@ -264,7 +269,7 @@ impl ControlBroker {
         tracing::debug!(peer = %session.peer, sid, "session: removed");
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
-            if let Some(rtt) = entry.measured_rtt() {
+            if let Some(rtt) = entry.measured_rtt().filter(|_| !session.is_beside) {
                 self.peers.note_rtt(session.peer, rtt);
             }
         }

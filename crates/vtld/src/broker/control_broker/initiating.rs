@@ -224,6 +224,7 @@ impl ControlBroker {
         if port_there != 0 {
             session.port_there = port_there;
         }
+        session.is_beside = wish.from.is_some();
         session.preferred = preferred;
         session.required = wish.wanted.required();
         session.expected = expected;

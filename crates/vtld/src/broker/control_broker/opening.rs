@@ -126,6 +126,7 @@ impl ControlBroker {
         let session = Session {
             peer,
             local,
+            is_beside: false,
             port,
             token,
             succeeds: None,
@@ -178,7 +179,7 @@ impl ControlBroker {
     /// Opens the session for the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
         let session = self.sessions.get(sid).ok_or("the session has gone")?;
-        if let Some(rtt) = established.rtt {
+        if let Some(rtt) = established.rtt.filter(|_| !session.is_beside) {
             self.peers.note_rtt(session.peer, rtt);
         }
         let slots = self.usable_slots(session);

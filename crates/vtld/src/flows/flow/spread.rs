@@ -17,9 +17,7 @@ use vtl_proto::{
 
 use super::{super::carrier::Carrier, CHUNK, Got, Mover, Path, Reset, socket};
 
-/// How soon to look again whether a stack takes a chunk: less than what may wait in one.
-const FULL: Duration = Duration::from_millis(2);
-/// The same for chunks that have not arrived, while there is nothing new.
+/// How soon to look again for chunks that have not arrived, while there is nothing new.
 const OUTSTANDING: Duration = Duration::from_millis(5);
 /// How long after the last new byte they are looked at: carriers that deliver nothing have broken by then.
 const WATCHED: Duration = Duration::from_secs(2);
@@ -61,12 +59,18 @@ impl Mover<'_> {
         next: Option<Next>,
     ) -> Result<(), Reset> {
         let mut stacks = self.peer.stacks();
+        if self.state.licence.is_void_on_path() {
+            // What has ended the connection, such as a firewall, ends the flow on that path.
+            stacks.retain(|(_, stack)| stack.path != 0);
+        }
         let has_new = match next {
             Some(Next::New { .. }) => !self.state.pending.borrow().0.is_empty(),
             Some(Next::Again(_)) => true,
             Some(Next::Fin) | None => false,
         };
-        self.hasten(&mut stacks, !has_new)?;
+        let may_read = matches!(next, Some(Next::New { .. }));
+        let is_idle = !has_new && !(may_read && socket::unread(self.ends.app.get_ref()) > 0);
+        self.hasten(&mut stacks, is_idle)?;
         match next {
             Some(Next::Again(chunk)) => self.place(spreading, stacks, chunk, true).await,
             Some(Next::New { offset, max }) if has_new => {
@@ -143,6 +147,11 @@ impl Mover<'_> {
         chunk: Chunk,
         is_again: bool,
     ) -> Result<(), Reset> {
+        if !self.peer.may_place(self.id) {
+            self.peer.wait_for_room(self.id);
+            self.changed.sending.notified().await;
+            return Ok(());
+        }
         let states = states(&stacks);
         let backlog = match is_again {
             true => chunk.bytes.len() as u64,
@@ -151,10 +160,8 @@ impl Mover<'_> {
         let picks = spreading.scheduler.pick(&states, backlog);
         let given = self.give_all(&mut stacks, picks, &chunk);
         let Some((len, given)) = given else {
-            tokio::select! {
-                () = self.changed.sending.notified() => {}
-                () = sleep(FULL) => {}
-            }
+            self.peer.wait_for_room(self.id);
+            self.changed.sending.notified().await;
             return Ok(());
         };
         spreading.sent = Instant::now();
@@ -168,6 +175,7 @@ impl Mover<'_> {
             false => flow.send.sent_new_by(bytes, urgent, &given),
         })?;
         // Others are to have their turn: carriers, and other flows.
+        self.peer.placed(self.id);
         tokio::task::consume_budget().await;
         Ok(())
     }

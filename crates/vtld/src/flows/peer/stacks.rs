@@ -4,28 +4,39 @@ use std::{
     cell::{Cell, RefCell},
     net::IpAddr,
     rc::Rc,
+    time::Duration,
 };
 
-use vtl_core::stacks::Stack;
+use tokio::{task::spawn_local, time::sleep};
+use vtl_core::stacks::{Stack, Told, Turns};
 use vtl_pool::key::PublicKey;
-use vtl_proto::frame::{Addresses, CarrierId, Side};
+use vtl_proto::frame::{Addresses, CarrierId, FlowId, Side};
 
 use super::{
     super::{addresses::is_private, carrier::Carrier},
     Peer, Running, now_ns,
 };
 
+/// How soon to look again whether a stack takes a chunk: less than what may wait in one.
+const FULL: Duration = Duration::from_millis(2);
+
 /// What is known of an association's paths.
 #[derive(Default)]
 pub(super) struct Stacks {
     /// The peer's further addresses, once it has told them: it knows several paths.
     told: RefCell<Option<Vec<IpAddr>>>,
+    /// Those that it has told in the life of the association.
+    admitted: RefCell<Told>,
     /// Changes with them.
     version: Cell<u64>,
     /// Flows were spread when that was looked at last.
     was_spread: Cell<bool>,
     /// The address of the flows' own connections is this host's no more.
     lacks_own: Cell<bool>,
+    /// Flows that wait for room.
+    turns: RefCell<Turns>,
+    /// They are looked after.
+    is_looking: Cell<bool>,
 }
 
 impl Peer {
@@ -105,23 +116,67 @@ impl Peer {
 
     /// Notes the peer's further addresses.
     pub(in super::super) fn note_addresses(&self, addresses: Addresses<'_>) {
-        if self.key.opener == Side::Peer || !self.is_spread() {
+        if self.key.opener == Side::Peer {
             return;
         }
         let peer = self.key.peer.to_canonical();
         // One from outside is not to have this host look around at home.
         let may_be = |address: &IpAddr| {
-            let is_host = !(address.is_loopback() || address.is_unspecified());
             let is_inside = is_private(*address) && !is_private(peer);
-            is_host && !address.is_multicast() && !is_inside && *address != peer
+            !is_inside && *address != peer
         };
-        let told: Vec<IpAddr> = addresses.iter().filter(may_be).collect();
-        let told = Some(told);
+        let told = addresses.iter().map(|address| address.to_canonical());
+        let mut admitted = self.stacks.admitted.borrow_mut();
+        let told = Some(admitted.admit(self.now_ns(), told.filter(may_be)));
         if *self.stacks.told.borrow() != told {
             self.stacks.told.replace(told);
             self.stacks.version.set(self.stacks.version.get() + 1);
             self.changed.notify_waiters();
         }
+    }
+
+    /// Whether a flow may give a stack a chunk now, or others come first.
+    pub(in super::super) fn may_place(&self, flow: FlowId) -> bool {
+        self.stacks.turns.borrow().may_place(flow)
+    }
+
+    /// Wakes a flow (`Changed::sending`) when it may be its turn to look for room.
+    pub(in super::super) fn wait_for_room(self: &Rc<Self>, flow: FlowId) {
+        self.stacks.turns.borrow_mut().wait(flow);
+        if self.stacks.is_looking.replace(true) {
+            return;
+        }
+        let peer = Rc::downgrade(self);
+        spawn_local(async move {
+            loop {
+                sleep(FULL).await;
+                let Some(peer) = peer.upgrade() else { return };
+                let next = peer.stacks.turns.borrow_mut().pass();
+                if !peer.wake(next) {
+                    peer.stacks.is_looking.set(false);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Notes that a flow has given a chunk away, and wakes the next one that waits.
+    pub(in super::super) fn placed(&self, flow: FlowId) {
+        let next = self.stacks.turns.borrow_mut().placed(flow);
+        self.wake(next);
+    }
+
+    /// Wakes the flow whose turn it is, or the next one that has not ended; false: none waits.
+    fn wake(&self, mut next: Option<FlowId>) -> bool {
+        let flows = self.flows.borrow();
+        while let Some(flow) = next {
+            if let Some(state) = flows.get(&flow) {
+                state.changed.sending.notify_one();
+                return true;
+            }
+            next = self.stacks.turns.borrow_mut().pass();
+        }
+        false
     }
 
     /// Notes whether this host still has the address of the flows' own connections. Without it the carriers from there
@@ -146,7 +201,8 @@ impl Peer {
     }
 }
 
-/// The state of a carrier; `None`: it takes no part.
+/// The state of a carrier; `None`: it takes no part, as lossy ones, which do not say what they have lost.
 fn stack_of(id: CarrierId, running: &Running) -> Option<Stack> {
-    running.carrier.stack(id)
+    let carrier = Some(&running.carrier).filter(|carrier| !carrier.loses());
+    carrier?.stack(id)
 }

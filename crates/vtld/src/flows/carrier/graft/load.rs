@@ -35,7 +35,8 @@ pub(super) struct Loads {
     delivered: Cell<u64>,
     /// Packets that are not acknowledged, and how far they go in the bytes of chunks.
     marks: RefCell<VecDeque<(u64, u64)>>,
-    /// What was heard of the peer last, and when; or when everything was acknowledged.
+    /// Acknowledgements so far, and when the last one came; or when everything was acknowledged. The peer's packets do not
+    /// count: a path may deliver in one direction only.
     heard: Cell<Option<(u64, Instant)>>,
 }
 
@@ -44,6 +45,11 @@ impl Loads {
     pub(super) fn begin(&self, path: u8, rtt: Duration) {
         self.path.set(path);
         self.rtt.set(rtt);
+    }
+
+    /// Sets the path's number anew.
+    pub(super) fn set_path(&self, path: u8) {
+        self.path.set(path);
     }
 
     /// Number of the path.
@@ -86,14 +92,14 @@ impl Loads {
         self.delivered.get()
     }
 
-    /// Whether nothing was heard for longer than acknowledgements take, although something is not acknowledged.
-    fn is_late(&self, heard: u64, unacknowledged: u64, patience: Duration) -> bool {
+    /// Whether no acknowledgement has come for longer than they take, although something is not acknowledged.
+    fn is_late(&self, acks: u64, unacknowledged: u64, patience: Duration) -> bool {
         match self.heard.get() {
-            Some((before, since)) if before == heard && unacknowledged > 0 => {
+            Some((before, since)) if before == acks && unacknowledged > 0 => {
                 since.elapsed() > patience
             }
             _ => {
-                self.heard.set(Some((heard, Instant::now())));
+                self.heard.set(Some((acks, Instant::now())));
                 false
             }
         }
@@ -110,7 +116,7 @@ pub(super) struct Sending {
     /// Sent, and not acknowledged: unlike the above it is 0 once everything is.
     unacknowledged: u64,
     next: u64,
-    heard: u64,
+    acks: u64,
 }
 
 impl Session {
@@ -123,7 +129,7 @@ impl Session {
             in_flight: entry.in_flight(),
             unacknowledged: entry.unacknowledged(),
             next: entry.next(),
-            heard: entry.heard(),
+            acks: entry.acks(),
         })
     }
 }
@@ -168,7 +174,7 @@ impl Graft {
             rate,
             unacked: (sending.in_flight + unsent) * payload,
             has_room: u128::from(unsent) < may_wait.max(MIN_UNSENT.into()),
-            is_late: loads.is_late(sending.heard, sending.unacknowledged, patience),
+            is_late: loads.is_late(sending.acks, sending.unacknowledged, patience),
             given: loads.given.get(),
             delivered: loads.delivered(acknowledged),
         })
@@ -205,6 +211,18 @@ mod tests {
             [1000, 2000, 2000, 3000]
         );
         assert!(loads.marks.borrow().is_empty());
+    }
+
+    #[test]
+    fn note_placed__keeps_track_of_a_bounded_number() {
+        let loads = Loads::default();
+        loads.delivered(0);
+        for number in 0..3 * MOST_MARKS as u64 {
+            loads.note_given(1);
+            loads.note_placed(number, 1);
+        }
+        assert!(loads.marks.borrow().len() <= MOST_MARKS + 1);
+        assert_eq!(loads.delivered(0), 3 * MOST_MARKS as u64, "it looks again");
     }
 
     #[test]

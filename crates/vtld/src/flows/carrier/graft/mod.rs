@@ -12,6 +12,7 @@ mod session;
 use std::{
     cell::{Cell, RefCell},
     io,
+    net::IpAddr,
     rc::Rc,
     sync::{
         Arc,
@@ -285,6 +286,11 @@ impl Ready {
     /// Authenticates the peer by the session's key. Without one: whether a session in the clear is acceptable.
     async fn is_admitted(&self, peer: &Peer) -> bool {
         let session = &self.graft.session;
+        self.graft.loads.set_path(path_of(
+            self.graft.loads.path(),
+            session.between,
+            (peer.key.local.to_canonical(), peer.key.peer.to_canonical()),
+        ));
         if self.graft.loads.path() != 0 {
             // Of another address, it must show the same key, and disturbs nothing if it does not.
             return session.shown.is_some() && session.shown == peer.shown.get();
@@ -304,6 +310,12 @@ impl Ready {
             Err(_) => false,
         }
     }
+}
+
+/// Number of a session's path, of which the peer says that it is `said`: 0 if it is the path of the flows' own
+/// connections, `home`, whose firewalls hold for it then.
+fn path_of(said: u8, between: (IpAddr, IpAddr), home: (IpAddr, IpAddr)) -> u8 {
+    if between == home { 0 } else { said }
 }
 
 impl Drop for Ready {
@@ -353,5 +365,22 @@ impl Link for Ready {
             };
             first([Box::pin(working), Box::pin(session.wake_up())]).await;
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of__is_of_the_addresses_whatever_the_peer_says() {
+        let ip = |n| IpAddr::from([192, 0, 2, n]);
+        let home = (ip(1), ip(2));
+        assert_eq!(path_of(1, home, home), 0);
+        for between in [(ip(1), ip(3)), (ip(4), ip(2))] {
+            assert_eq!(path_of(1, between, home), 1);
+            assert_eq!(path_of(0, between, home), 0, "the licence holds");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
+    net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::Duration,
@@ -54,6 +55,8 @@ pub(super) struct Session {
     pub(super) loses: bool,
     /// The peer's public key, if the payload is sealed.
     pub(super) shown: Option<PublicKey>,
+    /// The addresses of this host and of the peer.
+    pub(super) between: (IpAddr, IpAddr),
     /// In the clear although this host has offered keys.
     pub(super) is_clear: bool,
     /// Size of the last staged packet as sent, bytes.
@@ -88,6 +91,10 @@ impl Session {
             news: Notify::new(),
             loses,
             shown: granted.shown,
+            between: (
+                granted.local.to_canonical(),
+                granted.grant.peer.to_canonical(),
+            ),
             is_clear: granted.is_clear,
             last: Cell::new(0),
             staged: Notify::new(),
