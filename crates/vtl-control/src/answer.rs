@@ -616,6 +616,9 @@ pub struct FlowStatus {
     /// the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app: Option<[SocketAddr; 2]>,
+    /// The association that it belongs to, as the two hosts number it ([`SelectedPath`] has the same number).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub association: Option<u32>,
     /// Age of its TCP connection, seconds.
     pub age_s: f64,
     /// Reason for `sends_by`.

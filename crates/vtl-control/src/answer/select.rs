@@ -21,6 +21,9 @@ pub struct SelectStatus {
 pub struct SelectedPath {
     /// The other host.
     pub peer: IpAddr,
+    /// The association, as the two hosts number it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub association: Option<u32>,
     /// The applications' profile, by the port; `None`: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,

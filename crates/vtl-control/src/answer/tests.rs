@@ -417,6 +417,7 @@ fn rules__have_these_forms() {
 fn select__has_this_form() {
     let unknown = SelectedPath {
         peer: "192.0.2.1".parse().unwrap(),
+        association: None,
         profile: None,
         carrier: "tcp".to_owned(),
         flows: 1,
@@ -441,6 +442,7 @@ fn select__has_this_form() {
         rate_mbit: Some(9.5),
         rate_at_least: Some(true),
         packets: Some(4096),
+        association: Some(7),
         explanation: Some("graft:stream: in".to_owned()),
         since_s: Some(3.5),
         ..unknown.clone()
@@ -459,7 +461,7 @@ fn select__has_this_form() {
                     "why": "auto: tcp, too little is known of the path yet",
                 },
                 {
-                    "peer": "192.0.2.1", "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
+                    "peer": "192.0.2.1", "association": 7, "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
                     "direction": "receives", "min_rtt_ms": 600.5, "loss_pct": 2.0, "loss_burst": 1.5,
                     "rate_mbit": 9.5, "rate_at_least": true, "packets": 4096,
                     "why": "auto: tcp, too little is known of the path yet", "explanation": "graft:stream: in",

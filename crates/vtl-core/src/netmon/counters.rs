@@ -52,9 +52,6 @@ impl Counters {
     }
 }
 
-/// One of so many packets is lost at most by a window that grows until a queue overflows, on a path that loses none itself.
-const OVERFLOWS: u32 = 100;
-
 impl Counters {
     /// Whether the queue is so long that it may overflow: then what is lost says nothing of the path, and the link is busy.
     pub fn may_overflow(&self) -> bool {
@@ -62,12 +59,9 @@ impl Counters {
         times.is_some_and(|(rtt, min)| rtt.saturating_sub(min) > min * 3 / 4 + LATE)
     }
 
-    /// Whether the path itself loses packets, as far as one connection can tell: some were lost, and either no queue stands
-    /// that may have overflowed, or they are more than that explains.
-    pub fn is_lossy(&self) -> bool {
-        // Negative: late packets had counted as lost.
-        let lost = u32::try_from(self.lost as i32).unwrap_or(0);
-        lost > 0 && (!self.has_queue(QUEUE) || lost >= self.sent / OVERFLOWS)
+    /// Whether a queue stands, or stood a moment ago.
+    pub(super) fn has_queue_lately(&self) -> bool {
+        self.has_queue(QUEUE)
     }
 }
 

@@ -10,6 +10,7 @@
 mod class;
 mod counters;
 mod estimator;
+mod losses;
 mod told;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use std::time::Duration;
 pub use class::Class;
 pub use counters::{Bound, Counters, Step, Tracker};
 pub use estimator::Estimator;
+pub use losses::{PathLosses, Reading, Verdict};
 pub use told::{figures, told};
 
 /// The state of a path in the direction in which this host sends. What was not measured is `None`.

@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 use vtl_cli::daemon::{self, SocketArgs};
 use vtl_cli::units;
-use vtl_control::{FlowStatus, PathReport, PathStatus, Request, SelectStatus};
+use vtl_control::{FlowStatus, PathReport, PathStatus, Request, SelectStatus, SelectedPath};
 use vtl_core::profile::Profile;
 use vtl_core::select::{CLASSES, Explanation, Features, Selector, is_sure};
 use vtl_link::{Link, LossModel};
@@ -159,10 +159,9 @@ impl ExplainArgs {
             "the model has not chosen what connection {id} goes by: {}: vtl flow show {id}",
             flow.why
         );
-        let of_peer = selected.paths.iter().filter(|path| path.peer == peer);
-        // Associations are by profile, and a connection's may be known better by now.
-        let chosen =
-            of_peer.max_by_key(|path| (path.why == flow.why, path.profile == flow.profile));
+        let is_its =
+            |path: &&SelectedPath| (path.peer, path.association) == (peer, flow.association);
+        let chosen = selected.paths.iter().find(is_its);
         let known = chosen.filter(|path| path.min_rtt_ms.is_some());
         let known = known.with_context(|| {
             format!("too little is known of the path to {peer} yet: vtl select status")

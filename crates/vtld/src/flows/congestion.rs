@@ -1,20 +1,21 @@
 //! The congestion control of flows' own TCP connections where the model chooses: their own, as it starts sooner, until the
-//! path is seen to lose packets; then BBR.
+//! path is seen to lose packets; then BBR, for as long as it does.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     ffi::OsString,
     net::TcpStream,
     sync::OnceLock,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt,
 };
+use tokio::sync::Notify;
+use vtl_core::netmon::{PathLosses, Verdict};
 
-use vtl_core::netmon::Counters;
-
+use super::now_ns;
 use crate::{netmon, option::tcp_rtt};
 
 /// How often a connection that begins is looked at: in a round trip, at most, and in all. Later its writes are enough.
@@ -28,12 +29,17 @@ const BBR: &str = "bbr";
 /// The congestion control of one TCP connection.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
-    /// Whether BBR takes over once the path loses packets.
+    /// Whether BBR takes over once the path loses packets,
     may_be_bbr: Cell<bool>,
+    /// and what waits for that.
+    allowed: Notify,
     /// The connection's own control, while BBR has taken over.
     own: RefCell<Option<OsString>>,
-    /// Packets sent and lost when a queue may have overflowed last: what was lost until then says nothing.
-    overflown: Cell<(u32, u32)>,
+    /// What was lost, since the first look,
+    losses: Cell<PathLosses>,
+    began: OnceCell<Instant>,
+    /// and whether the path was lossy by the latest verdict.
+    is_lossy: Cell<bool>,
 }
 
 impl Congestion {
@@ -41,8 +47,61 @@ impl Congestion {
     pub(super) fn allow_bbr(&self, tcp: &TcpStream, may: bool) -> bool {
         self.may_be_bbr.set(may);
         if may {
+            self.allowed.notify_one();
             return self.watch(tcp);
         }
+        self.give_back(tcp)
+    }
+
+    /// Waits until BBR may take over.
+    pub(super) async fn allowed(&self) {
+        while !self.may_be_bbr.get() {
+            self.allowed.notified().await;
+        }
+    }
+
+    /// Time until the connection is to be looked at again, after so many looks; `None`: no more. A loss takes a third of the window
+    /// within a round trip, and what BBR begins with is what is left of it.
+    pub(super) fn next_look(&self, tcp: &TcpStream, looks: u32) -> Option<Duration> {
+        let goes_on = looks < ALL_LOOKS && self.may_be_bbr.get() && self.own.borrow().is_none();
+        if !goes_on {
+            return None;
+        }
+        Some((tcp_rtt(tcp)? / LOOKS).max(LEAST))
+    }
+
+    /// Has BBR take over if it may and the path loses packets, and the connection's own control once it has lost none for
+    /// long. Returns whether either does so now.
+    pub(super) fn watch(&self, tcp: &TcpStream) -> bool {
+        if !self.may_be_bbr.get() {
+            return false;
+        }
+        self.look(tcp);
+        match (self.is_lossy.get(), self.own.borrow().is_some()) {
+            (true, true) | (false, false) => return false,
+            (true, false) => {}
+            (false, true) => return self.give_back(tcp),
+        }
+        self.take_over(tcp)
+    }
+
+    /// Whether the path itself loses packets.
+    fn look(&self, tcp: &TcpStream) {
+        let Some(reading) = netmon::losses(tcp) else {
+            return;
+        };
+        let began = *self.began.get_or_init(Instant::now);
+        let mut losses = self.losses.get();
+        match losses.look(now_ns(began), &reading) {
+            Verdict::Unknown => {}
+            Verdict::Lossy => self.is_lossy.set(true),
+            Verdict::Clean => self.is_lossy.set(false),
+        }
+        self.losses.set(losses);
+    }
+
+    /// Gives the connection its own control back.
+    fn give_back(&self, tcp: &TcpStream) -> bool {
         let Some(own) = self.own.take() else {
             return false;
         };
@@ -52,38 +111,7 @@ impl Congestion {
         true
     }
 
-    /// Whether the path itself loses packets.
-    fn is_lossy(&self, tcp: &TcpStream) -> bool {
-        let Some(counters) = netmon::losses(tcp) else {
-            return false;
-        };
-        if counters.may_overflow() {
-            self.overflown.set((counters.sent, counters.lost));
-            return false;
-        }
-        let (sent, lost) = self.overflown.get();
-        let since = Counters {
-            sent: counters.sent.wrapping_sub(sent),
-            lost: counters.lost.wrapping_sub(lost),
-            ..counters
-        };
-        since.is_lossy()
-    }
-
-    /// Time until the connection is to be looked at again, after so many looks; `None`: no more. A loss takes a third of the window
-    /// within a round trip, and what BBR begins with is what is left of it.
-    pub(super) fn next_look(&self, tcp: &TcpStream, looks: u32) -> Option<Duration> {
-        let goes_on = looks < ALL_LOOKS && self.own.borrow().is_none();
-        let rtt = tcp_rtt(tcp).filter(|_| goes_on)?;
-        Some((rtt / LOOKS).max(LEAST))
-    }
-
-    /// Has BBR take over if it may and the path loses packets. Returns whether it does so now.
-    pub(super) fn watch(&self, tcp: &TcpStream) -> bool {
-        let may_begin = self.may_be_bbr.get() && self.own.borrow().is_none();
-        if !may_begin || !self.is_lossy(tcp) {
-            return false;
-        }
+    fn take_over(&self, tcp: &TcpStream) -> bool {
         if !has_bbr() {
             self.may_be_bbr.set(false);
             return false;

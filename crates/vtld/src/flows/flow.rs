@@ -359,9 +359,10 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Looks for losses while the TCP connection begins.
+    /// Looks for losses while the TCP connection begins, from when BBR may take over.
     async fn watch_start(&self) -> Infallible {
         let tcp = self.ends.tcp.get_ref();
+        self.state.congestion.allowed().await;
         let mut looks = 0;
         while let Some(pause) = self.state.congestion.next_look(tcp, looks) {
             sleep(pause).await;
@@ -371,7 +372,7 @@ impl Mover<'_> {
         pending().await
     }
 
-    /// Has BBR take over the TCP connection if it may and the path loses packets.
+    /// Has BBR take over the TCP connection if it may and the path loses packets, or give it back.
     fn watch_losses(&self) {
         if self.state.congestion.watch(self.ends.tcp.get_ref()) {
             self.state.watch.borrow_mut().forget_control();

@@ -149,6 +149,8 @@ pub(crate) struct Names {
     latest: Mutex<HashMap<(IpAddr, IpAddr), Latest>>,
     /// Associations opened by this host whose control connection is up.
     known: Mutex<HashSet<Key>>,
+    /// Associations of `auto` for which the model has chosen TCP under its own control.
+    without_bbr: Mutex<HashSet<Key>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,9 +172,24 @@ impl Names {
         };
     }
 
+    fn set_lets_bbr(&self, key: Key, lets_bbr: bool) {
+        let mut without_bbr = lock(&self.without_bbr);
+        match lets_bbr {
+            true => without_bbr.remove(&key),
+            false => without_bbr.insert(key),
+        };
+    }
+
     /// Allocates the name of the next flow between two addresses. Flows with the same desired carrier share an
-    /// association (tag).
-    fn next(&self, local: IpAddr, peer: IpAddr, desired: Desired, required: bool) -> FlowName {
+    /// association (tag). `is_on`: the model chooses for flows of `auto`.
+    fn next(
+        &self,
+        local: IpAddr,
+        peer: IpAddr,
+        desired: Desired,
+        required: bool,
+        is_on: bool,
+    ) -> FlowName {
         let mut latest = lock(&self.latest);
         if latest.len() >= MOST_NAMES {
             // Evict destinations without an association: most do not speak VTL.
@@ -190,7 +207,7 @@ impl Names {
         let names = latest.entry((local, peer)).or_default();
         let found = names.iter().position(|(known, _)| *known == desired);
         let encrypted = desired.encrypted;
-        let is_auto = desired.auto.is_some();
+        let may_be_bbr = desired.auto.is_some() && is_on;
         let index = found.unwrap_or_else(|| {
             let name = FlowName {
                 // Truncated on purpose.
@@ -206,7 +223,13 @@ impl Names {
         if name.number == LETS_BBR - 1 {
             names.swap_remove(index);
         }
-        if is_auto {
+        let key = Key {
+            opener: Side::Local,
+            local,
+            peer,
+            tag: name.tag,
+        };
+        if may_be_bbr && !lock(&self.without_bbr).contains(&key) {
             name.number |= LETS_BBR;
         }
         if required {
@@ -221,6 +244,7 @@ impl Names {
     /// Drops the names of an association that has ended: flow numbers are never reused, so the next association gets a
     /// new tag.
     fn forget(&self, key: Key) {
+        self.set_lets_bbr(key, true);
         let mut latest = lock(&self.latest);
         if let Some(names) = latest.get_mut(&(key.local, key.peer)) {
             names.retain(|(_, name)| name.tag != key.tag);

@@ -135,6 +135,7 @@ impl Flows {
                 peer.follow_rule(&rule, plans.get(&rule), self.broker.monitor());
             } else if let Some(auto) = peer.auto() {
                 self.follow_model(peer, auto);
+                self.names.set_lets_bbr(peer.key, peer.lets_bbr());
             } else {
                 self.follow_preferred_control(peer);
             }

@@ -268,6 +268,7 @@ impl Peer {
         let auto = self.auto()?;
         let row = SelectedPath {
             peer: self.key.peer,
+            association: Some(self.key.tag),
             profile: auto.profile.map(|profile| profile.to_string()),
             carrier: ByModel::class(None).to_owned(),
             flows: self.count_flows(),

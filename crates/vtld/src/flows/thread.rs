@@ -153,7 +153,10 @@ impl Handle {
         desired: Desired,
         required: bool,
     ) -> FlowName {
-        self.shared.names.next(local, peer, desired, required)
+        let is_on = self.shared.limits.selection.is_on();
+        self.shared
+            .names
+            .next(local, peer, desired, required, is_on)
     }
 
     /// Takes a flow opened by this host, whose TCP connection is established.

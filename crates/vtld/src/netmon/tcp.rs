@@ -9,7 +9,7 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt};
 use vtl_control::CarrierPath;
-use vtl_core::netmon::{Bound, Counters};
+use vtl_core::netmon::{Bound, Counters, Reading};
 
 use super::{Evidence, NetMonitor, Watch};
 use crate::option;
@@ -144,16 +144,24 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
     }
 }
 
+/// `tcpi_snd_ssthresh` up to the first reduction of the congestion window (the kernel's TCP_INFINITE_SSTHRESH).
+const NOT_REDUCED: u32 = 0x7fff_ffff;
+
 /// What a connection has sent and lost, and its round trips; one system call.
-pub(crate) fn losses(connection: &TcpStream) -> Option<Counters> {
+pub(crate) fn losses(connection: &TcpStream) -> Option<Reading> {
     let info = option::tcp_info(connection).ok()?;
     let path = path_of(&info);
-    Some(Counters {
-        rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
-        min_rtt: min_rtt(&info),
-        sent: path.sent as u32,
-        lost: path.lost as u32,
-        ..Counters::default()
+    Some(Reading {
+        counters: Counters {
+            rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
+            min_rtt: min_rtt(&info),
+            sent: path.sent as u32,
+            lost: path.lost as u32,
+            ..Counters::default()
+        },
+        acked: info.tcpi_bytes_acked,
+        outstanding: u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss),
+        is_reduced: info.tcpi_snd_ssthresh < NOT_REDUCED,
     })
 }
 

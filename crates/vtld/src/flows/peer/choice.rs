@@ -440,6 +440,11 @@ impl Peer {
         self.changed.notify_waiters();
     }
 
+    /// Whether BBR takes over the flows' TCP connections once the path loses packets.
+    pub(in super::super) fn lets_bbr(&self) -> bool {
+        self.choice.bbr.get()
+    }
+
     /// Has a new flow's TCP connection sent as the others.
     pub(super) fn control_new(&self, state: &State) {
         if self.choice.bbr.get() {

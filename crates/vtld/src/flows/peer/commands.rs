@@ -139,6 +139,7 @@ impl Peer {
             profile: verdict.as_ref().map(|verdict| verdict.profile.to_string()),
             profile_evidence: verdict.map(|verdict| verdict.evidence),
             app: state.app,
+            association: Some(self.key.tag),
             age_s: state.began.elapsed().as_secs_f64(),
             why: match (flow.error(), &*self.refused.borrow()) {
                 (Some(_), _) => "it was reset".to_owned(),
