@@ -545,7 +545,7 @@ impl Worker {
                         client,
                         name,
                         forwarded: Some(app),
-                    })
+                    });
                 }
                 // A middlebox stripped the option from our SYN/ACK.
                 (Ok(None), Some(app)) => shared.proxy.join(app, outer, None),
