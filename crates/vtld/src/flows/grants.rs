@@ -131,7 +131,7 @@ impl Flows {
                         promised.filter(is_his).map(|(peer, _)| peer)
                     }
                     Shown::Association { peer, tag, shown } => {
-                        flows.opened_by(peer, tag, shown).await
+                        flows.opened_by(peer, tag, shown.map(|key| *key)).await
                     }
                 };
                 if let Some(peer) = peer {

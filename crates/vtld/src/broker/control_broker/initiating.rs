@@ -128,6 +128,24 @@ impl ControlBroker {
         is_awaited && self.graft_ready(gid) == Ok(false)
     }
 
+    /// Source address and MTU of the route to a peer.
+    ///
+    /// # Errors
+    /// Why there is none for sessions, in a sentence.
+    fn way_to(&self, peer: IpAddr, wish: &Wish) -> Result<(IpAddr, u32), String> {
+        if peer.is_loopback() || peer.is_unspecified() || peer.is_multicast() {
+            return Err(format!("{peer} is not another host"));
+        }
+        let (local, mtu) =
+            raw::route(peer, wish.from).map_err(|e| format!("there is no route to {peer}: {e}"))?;
+        if !self.config.scope.leads_to(peer, local, 0) {
+            return Err(format!(
+                "{peer} is behind an interface that VTL is not for (vtld --interface)"
+            ));
+        }
+        Ok((local, mtu))
+    }
+
     /// Starts opening a session. `succeeds`: its predecessor.
     pub(super) fn open(
         &mut self,
@@ -140,16 +158,7 @@ impl ControlBroker {
         if self.stopping {
             return Err("the daemon is stopping".into());
         }
-        if peer.is_loopback() || peer.is_unspecified() || peer.is_multicast() {
-            return Err(format!("{peer} is not another host"));
-        }
-        let (local, mtu) =
-            raw::route(peer, wish.from).map_err(|e| format!("there is no route to {peer}: {e}"))?;
-        if !self.config.scope.leads_to(peer, local, 0) {
-            return Err(format!(
-                "{peer} is behind an interface that VTL is not for (vtld --interface)"
-            ));
-        }
+        let (local, mtu) = self.way_to(peer, wish)?;
         let grafts = self.candidates(wish, port)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);

@@ -154,7 +154,7 @@ pub(super) enum Shown {
     Association {
         peer: IpAddr,
         tag: u32,
-        shown: Option<PublicKey>,
+        shown: Option<Box<PublicKey>>,
     },
 }
 

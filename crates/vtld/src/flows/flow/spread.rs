@@ -68,8 +68,9 @@ impl Mover<'_> {
             Some(Next::Again(_)) => true,
             Some(Next::Fin) | None => false,
         };
-        let may_read = matches!(next, Some(Next::New { .. }));
-        let is_idle = !has_new && !(may_read && socket::unread(self.ends.app.get_ref()) > 0);
+        let is_readable =
+            matches!(next, Some(Next::New { .. })) && socket::unread(self.ends.app.get_ref()) > 0;
+        let is_idle = !has_new && !is_readable;
         self.hasten(&mut stacks, is_idle)?;
         match next {
             Some(Next::Again(chunk)) => self.place(spreading, stacks, chunk, true).await,

@@ -245,7 +245,7 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
             let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
             if let Ok(Some((number, tag, path))) = hello {
-                let shown = session.shown;
+                let shown = session.shown.map(Box::new);
                 let ready = Ready::new(session, Some(number), path, None, &open);
                 // Fails if the daemon is ending.
                 let _ = arrivals.send((Shown::Association { peer, tag, shown }, Box::new(ready)));
