@@ -293,7 +293,8 @@ impl Host {
                 let mut given = 0;
                 if self.core.is_next(flow, offset, len) {
                     given = len / 2;
-                    self.core.note_given(carrier(by), flow, given as usize);
+                    self.core
+                        .note_given(self.now, carrier(by), flow, given as usize);
                 }
                 let rest = BytesMut::from(&bytes(offset + given, len - given)[..]);
                 self.core
