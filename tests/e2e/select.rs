@@ -183,10 +183,11 @@ fn moves(mut transfer: Transfer, direction: &str) {
     let said = "select: flows change their carrier";
     assert!(log.contains(said), "{log}");
     transfer.goes_on(200_000);
-    let world = transfer.ends();
-    let text = world.select(&["status"]);
+    let text = transfer.world.select(&["status"]);
     assert!(text.starts_with("select: on\n"), "{text}");
     assert!(text.contains("carrier: graft:stream"), "{text}");
+    // Over the short path the model may choose anew.
+    transfer.ends();
 }
 
 #[test]
