@@ -7,6 +7,7 @@ use core::net::Ipv4Addr;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap},
+    thread,
 };
 
 use vtl_testing::Random;
@@ -762,38 +763,74 @@ fn to_header(random: &mut Random) -> Header {
     to(random.below(3) as u32, random.below(2) * random.bits())
 }
 
-/// Also checks coverage: outcomes of all kinds must occur.
-#[test]
-fn network__every_attempt_ends_and_no_message_comes_twice() {
-    let mut outcomes: BTreeMap<String, u32> = BTreeMap::new();
-    let mut totals = Counters::default();
-    let (mut by_udp, mut blocked) = (0, 0);
-    for seed in 0..SEEDS {
-        let end = Simulation::new(seed).run();
-        end.check(seed);
+/// What occurred, over all seeds.
+#[derive(Debug, Default)]
+struct Totals {
+    outcomes: BTreeMap<String, u32>,
+    counters: Counters,
+    by_udp: u32,
+    /// Of these, where nothing else passed.
+    blocked: u32,
+}
+
+impl Totals {
+    fn count(&mut self, end: &Simulation) {
         for host in &end.hosts {
-            let c = host.responder.counters();
-            totals.early += c.early;
-            totals.cookies += c.cookies;
-            totals.replays += c.replays;
-            totals.repeated += c.repeated;
+            self.count_negotiations(host.responder.counters());
             for attempt in &host.attempts {
                 let good = attempt.outcome == Some(Ok(()));
-                by_udp += u32::from(good && attempt.encapsulation == Udp);
-                blocked += u32::from(good && end.weather.blocked == Some((Native, 0)));
+                self.by_udp += u32::from(good && attempt.encapsulation == Udp);
+                self.blocked += u32::from(good && end.weather.blocked == Some((Native, 0)));
                 assert!(attempt.begun + BOUND < 60 * S);
                 let text = match attempt.outcome.as_ref() {
                     Some(Ok(())) => "a session".to_owned(),
                     Some(Err(error)) => error.clone(),
                     None => String::new(),
                 };
-                *outcomes.entry(text).or_default() += 1;
+                *self.outcomes.entry(text).or_default() += 1;
             }
         }
     }
-    println!("{outcomes:#?} {totals:?} {by_udp} by UDP, {blocked} of them without a choice");
-    assert!(by_udp > blocked && blocked > 5000);
-    assert!(totals.early > 1000 && totals.cookies > 1000 && totals.replays > 1000);
-    let all: u32 = outcomes.values().sum();
-    assert!(outcomes["a session"] > all * 9 / 10, "{outcomes:?}");
+
+    fn count_negotiations(&mut self, more: Counters) {
+        self.counters.early += more.early;
+        self.counters.cookies += more.cookies;
+        self.counters.replays += more.replays;
+        self.counters.repeated += more.repeated;
+    }
+
+    fn add(mut self, other: Self) -> Self {
+        for (text, count) in other.outcomes {
+            *self.outcomes.entry(text).or_default() += count;
+        }
+        self.count_negotiations(other.counters);
+        self.by_udp += other.by_udp;
+        self.blocked += other.blocked;
+        self
+    }
+}
+
+/// Also checks coverage: outcomes of all kinds must occur.
+#[test]
+fn network__every_attempt_ends_and_no_message_comes_twice() {
+    let run = |seeds: std::ops::Range<u64>| {
+        let mut totals = Totals::default();
+        for seed in seeds {
+            let end = Simulation::new(seed).run();
+            end.check(seed);
+            totals.count(&end);
+        }
+        totals
+    };
+    let totals = thread::scope(|scope| {
+        let other = scope.spawn(|| run(SEEDS / 2..SEEDS));
+        run(0..SEEDS / 2).add(other.join().expect("it says why"))
+    });
+    println!("{totals:#?}");
+    assert!(totals.by_udp > totals.blocked && totals.blocked > 5000);
+    let counters = &totals.counters;
+    assert!(counters.early > 1000 && counters.cookies > 1000 && counters.replays > 1000);
+    let all: u32 = totals.outcomes.values().sum();
+    let sessions = totals.outcomes["a session"];
+    assert!(sessions > all * 9 / 10, "{totals:?}");
 }
