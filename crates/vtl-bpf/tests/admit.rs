@@ -28,7 +28,9 @@ impl Compiler {
     /// The objects of grafts with more in them, one for each text.
     fn compile_each<'a>(&self, texts: impl Iterator<Item = &'a str>) -> Vec<Vec<u8>> {
         thread::scope(|scope| {
-            let compile = |(i, more)| scope.spawn(move || self.compile_as(&i.to_string(), more));
+            let compile = |(i, more): (usize, &'a str)| {
+                scope.spawn(move || self.compile_as(&i.to_string(), more))
+            };
             let running: Vec<_> = texts.enumerate().map(compile).collect();
             let done = running.into_iter().map(|thread| thread.join().unwrap());
             done.collect()
