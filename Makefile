@@ -46,11 +46,11 @@ crates = export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 RUSTC_WORKSPACE_WR
 	 $(CARGO) test --workspace $(patsubst %,--exclude %,vtl-e2e sctp-proto $(1)) --lib --bins --tests --locked --quiet
 documents = RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
 
-check: format ## In under 3 minutes, without root: formatting, lints, the tests of each crate
+check: format ## In one to two minutes (the first time five), without root: formatting, lints, the tests of each crate
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; $(call crates); $(list_skipped)
 
 # What is simulated is optimised here.
-test: preflight format build ## What check does, documentation, fuzzing and the end-to-end tests, some half an hour (as root, for hosts and links)
+test: preflight format build ## What check does, documentation, fuzzing and the end-to-end tests, some forty minutes (as root, for hosts and links)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 ($(call crates,vtl-sim)) && \
 	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
