@@ -311,6 +311,22 @@ fn rules__match_what_they_say_and_nothing_else() {
     }
     assert_eq!(world.matched()[0], ("all".to_owned(), 0));
     world.rule_ok(&["remove", "all"]);
+
+    // Until their time has come.
+    let last = ["--before", "user", "--bypass", "--expires"];
+    world.rule_ok(&[&["add", "soon"], &last[..], &["1s"]].concat());
+    world.rule_ok(&[&["add", "later"], &last[..], &["1h"]].concat());
+    let names = || -> Vec<String> { world.matched().into_iter().map(|(n, _)| n).collect() };
+    until("the first one is over", || {
+        !names().contains(&"soon".to_owned())
+    });
+    let explain = ["--to", &dest[1], "--user", "root"];
+    let command = world.plain_curl(curl, &to, &urls[1]);
+    assert_eq!(world.decides(command, &to, &wanted, &explain), "later");
+    assert!(world.rule_ok(&["list"]).contains("expires"));
+    for name in ["soon", "later"] {
+        world.rule_ok(&["remove", name]);
+    }
     let text = fs::read_to_string(&file).expect("there");
     assert_eq!(text, format!("# Ours.\n{written}"), "as it was");
 }

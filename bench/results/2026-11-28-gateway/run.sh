@@ -1,10 +1,13 @@
 #!/bin/bash
-# 32 MiB by curl between two hosts without VTL, over two gateways or forwarded only, in turn.
-# run.sh PROFILE LOSS SIZE RUNS; VTLD, VTL and LAB name the programs. Prints rows: tab-separated.
+# A file by curl between two hosts behind two routers, in turn: over the routers as gateways, by VTL on the hosts
+# themselves, or forwarded only, with the server's TCP under BBR or CUBIC.
+# run.sh PROFILE LOSS SIZE RUNS; VTLD, VTL and LAB name the programs, TRANSPORTS some of the four, LIMIT seconds.
+# Prints rows: tab-separated.
 set -eu
 profile=$1 loss=$2 size=$3 runs=$4
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 VTLD=${VTLD:-$root/target/release/vtld} VTL=${VTL:-$root/target/release/vtl} LAB=${LAB:-$root/target/release/vtl-lab}
+transports=${TRANSPORTS:-gateways hosts bbr cubic} limit=${LIMIT:-20}
 name=gwbench dir=$(mktemp -d)
 on() { ip netns exec "$name-$1" "${@:2}"; }
 vtl() { on "$1" env VTL_SOCKET="$dir/$1.sock" "$VTL" "${@:2}"; }
@@ -44,21 +47,26 @@ daemon off; user root; worker_processes 1; pid $dir/nginx.pid; error_log $dir/er
 events { worker_connections 64; }
 http { access_log off; server { listen 80; root $dir/www; } }
 C
-for host in client server; do
+for host in client server c s; do
     ip netns exec "$name-$host" env VTL_PEERS="$dir/$host.toml" "$VTLD" --socket "$dir/$host.sock" \
         --state "$dir/$host" --rules "$dir/none.toml" 2>"$dir/$host.log" &
     pids+=($!)
 done
 ip netns exec "$name-s" nginx -p "$dir" -c "$dir/nginx.conf" -e "$dir/error.log" &
 pids+=($!)
-for host in client server; do
+for host in client server c s; do
     until vtl "$host" status >/dev/null 2>&1; do sleep 0.2; done
 done
 printf 'date\tkernel\tprofile\tloss_pct\tbytes\ttransport\trun\tseconds\tmbit\texact\tby\n'
 for run in $(seq "$runs"); do
-    for transport in gateways bbr cubic; do
+    for transport in $transports; do
+        of=client curl=(on c curl)
         case $transport in
         gateways) for host in client server; do vtl "$host" gateway add eth0; done ;;
+        hosts)
+            of=c curl=(vtl c run -- curl)
+            vtl s hook add --port 80 >&2
+            ;;
         *)
             # A namespace takes only what the machine allows; the list is put back at once.
             allowed=$(sysctl -n net.ipv4.tcp_allowed_congestion_control)
@@ -68,15 +76,20 @@ for run in $(seq "$runs"); do
             [ "$(on s sysctl -n net.ipv4.tcp_congestion_control)" = "$transport" ]
             ;;
         esac
-        seconds=$(on c curl --noproxy '*' -sSf --max-time 20 -o "$dir/got" -w '%{time_total}' http://10.98.2.2/file) || true
+        seconds=$("${curl[@]}" --noproxy '*' -sSf --max-time "$limit" -o "$dir/got" -w '%{time_total}' http://10.98.2.2/file) || true
         exact=no
         [ "$(sha256sum <"$dir/got")" = "$sum" ] && exact=yes
         got=$(stat -c %s "$dir/got")
         by=tcp
-        if [ "$transport" = gateways ]; then
-            by=$(vtl client status --json | python3 -c 'import json,sys; print(sum(r.get("bytes_received",0) for r in json.load(sys.stdin)["carriers"]))')
-            for host in client server; do vtl "$host" gateway remove eth0; done
-        fi
+        case $transport in
+        gateways | hosts)
+            by=$(vtl "$of" status --json | python3 -c 'import json,sys; print(sum(r.get("bytes_received",0) for r in json.load(sys.stdin)["carriers"]))')
+            ;;
+        esac
+        case $transport in
+        gateways) for host in client server; do vtl "$host" gateway remove eth0; done ;;
+        hosts) vtl s hook remove --port 80 >&2 ;;
+        esac
         printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$(date -u +%FT%TZ)" "$(uname -r)" "$profile" "$loss" "$got" \
             "$transport" "$run" "$seconds" "$(python3 -c "print(round($got*8/$seconds/1e6,1))")" "$exact" "$by"
     done

@@ -653,6 +653,9 @@ pub struct Rule {
     /// Its conditions on the path, in the order in which they count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub when: Vec<PathCondition>,
+    /// When it stops to match, in UTC (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
     /// Connections matched since it is in force, if counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,

@@ -578,6 +578,7 @@ mod tests {
             listen: None,
             action: "best".to_owned(),
             when: Vec::new(),
+            expires: None,
             connections: None,
             missing: Vec::new(),
         };

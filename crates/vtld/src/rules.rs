@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use nix::unistd::User;
@@ -31,6 +31,8 @@ pub const DEFAULT_FILE: &str = "/etc/vtl/rules.toml";
 
 /// Maximum of values of one kind in a listed rule.
 const FEW: usize = 64;
+/// Interval of looking at the clock, and of noticing the daemon's end.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checking whether programs or control groups named by rules have been replaced.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -40,9 +42,17 @@ pub struct RulesManager {
     broker: broker::Handle,
     /// Weak, so that pending requests do not keep it alive.
     hooker: Weak<Hooker>,
-    /// Serialises changes. True if rules name programs or control groups, which may be replaced.
-    watching: Mutex<bool>,
+    /// Serialises changes.
+    state: Mutex<State>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The rules in force.
+    rules: Vec<Rule>,
+    /// Whether some name programs or control groups, which may be replaced.
+    is_watching: bool,
 }
 
 impl RulesManager {
@@ -61,7 +71,7 @@ impl RulesManager {
             path,
             broker,
             hooker,
-            watching: Mutex::new(false),
+            state: Mutex::default(),
             changed: Condvar::new(),
         });
         match manager.reload() {
@@ -77,24 +87,27 @@ impl RulesManager {
         Ok(manager)
     }
 
-    /// Reads the file again. Returns the number of rules.
+    /// Reads the file again. Returns the number of rules, without those that have expired.
     ///
     /// # Errors
     /// The file cannot be read, or where it is wrong, as one sentence. The rules in force stay unchanged.
     pub fn reload(&self) -> Result<usize, String> {
-        let mut watching = self.lock();
+        let mut state = self.lock();
         let text = match File::open(&self.path) {
             Ok(file) => text(file).map_err(|e| self.unreadable(&e))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(self.unreadable(&error)),
         };
         let wrong = |wrong: Wrong| format!("{}:{wrong}", self.path.display());
-        let rules = self.read(&text).map_err(wrong)?;
+        let mut rules = self.read(&text).map_err(wrong)?;
+        let now = SystemTime::now();
+        rules.retain(|rule| !rule.has_expired(now));
         let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
         hooker.set_rules(&rules).map_err(wrong)?;
-        *watching = hooker.refresh_rules();
+        state.is_watching = hooker.refresh_rules();
+        state.rules = rules;
         self.changed.notify_all();
-        Ok(rules.len())
+        Ok(state.rules.len())
     }
 
     /// Checks a file that could replace the current one. Returns the number of its rules.
@@ -192,31 +205,55 @@ impl RulesManager {
         format!("cannot read {}: {error}", self.path.display())
     }
 
-    fn lock(&self) -> MutexGuard<'_, bool> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while it is held can only have prevented a change.
-        self.watching.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Polls the programs and control groups that rules name, until the daemon ends.
+/// Polls the clock, and the programs and control groups that rules name, until the daemon ends.
 fn watch(manager: &Weak<RulesManager>) {
     while let Some(manager) = manager.upgrade() {
-        let watching = manager.lock();
-        // One second, to notice the daemon's end.
-        let wait = if *watching {
-            CHECK_INTERVAL
-        } else {
-            Duration::from_secs(1)
+        let state = manager.lock();
+        let wait = match state.is_watching {
+            true => CHECK_INTERVAL,
+            false => CLOCK_INTERVAL,
         };
-        let woken = manager.changed.wait_timeout(watching, wait);
-        let (mut watching, _) = woken.unwrap_or_else(PoisonError::into_inner);
-        if *watching {
-            let Some(hooker) = manager.hooker.upgrade() else {
-                return;
-            };
-            *watching = hooker.refresh_rules();
+        let woken = manager.changed.wait_timeout(state, wait);
+        let (mut state, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        let Some(hooker) = manager.hooker.upgrade() else {
+            return;
+        };
+        let is_changed = expire(&mut state.rules, SystemTime::now(), |rules| {
+            hooker.set_rules(rules)
+        });
+        if state.is_watching || is_changed {
+            state.is_watching = hooker.refresh_rules();
         }
     }
+}
+
+/// Takes expired rules out of force: `apply` gets the others. If that fails all stay. Returns whether some went.
+fn expire(
+    rules: &mut Vec<Rule>,
+    now: SystemTime,
+    apply: impl FnOnce(&[Rule]) -> Result<(), Wrong>,
+) -> bool {
+    let (over, left): (Vec<&Rule>, Vec<&Rule>) =
+        rules.iter().partition(|rule| rule.has_expired(now));
+    if over.is_empty() {
+        return false;
+    }
+    let left: Vec<Rule> = left.into_iter().cloned().collect();
+    if let Err(error) = apply(&left) {
+        tracing::warn!(%error, "rules: expired ones cannot be taken out: they stay for now");
+        return false;
+    }
+    for rule in over {
+        tracing::info!(rule = %rule.name, "rules: expired: it matches nothing any more");
+    }
+    *rules = left;
+    true
 }
 
 /// Checks that a file is regular: reading any other may block for ever.
@@ -254,6 +291,7 @@ fn row(listed: Listed, states: &[RuleState]) -> Row {
         listen,
         action,
         when: when.unwrap_or_default(),
+        expires: (listed.rule.expires).map(|at| humantime::format_rfc3339(at).to_string()),
         connections: listed.connections,
         missing: listed.missing,
     }
@@ -312,5 +350,34 @@ fn conditions(matches: &Matches) -> Conditions {
         to: all(&matches.to),
         profile: all(&matches.profile),
         local: matches.local,
+    }
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expire__takes_out_what_is_over_and_keeps_all_if_that_fails() {
+        let text = "[[rule]]\nname = \"a\"\nbypass = true\nexpires = 2027-01-31T18:00:00Z\n\
+                    [[rule]]\nname = \"b\"\nbypass = true\n";
+        let mut rules = rules::parse(text, |_| None).expect("right");
+        let at = humantime::parse_rfc3339("2027-01-31T18:00:00Z").expect("right");
+        let second = Duration::from_secs(1);
+        assert!(!expire(&mut rules, at - second, |_| unreachable!()));
+        let wrong = || Wrong {
+            place: rules::Place { line: 1, column: 1 },
+            text: "no room".into(),
+        };
+        assert!(!expire(&mut rules, at, |_| Err(wrong())));
+        assert_eq!(rules.len(), 2);
+        let mut left = Vec::new();
+        let is_changed = expire(&mut rules, at, |rules| {
+            left = rules.iter().map(|rule| rule.name.clone()).collect();
+            Ok(())
+        });
+        assert!(is_changed);
+        assert_eq!((left, rules.len()), (vec!["b".to_owned()], 1));
     }
 }

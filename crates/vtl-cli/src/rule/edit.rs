@@ -5,13 +5,19 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
-use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Value, value};
+use toml_edit::{
+    Array, ArrayOfTables, Datetime, DocumentMut, InlineTable, Item, Table, Value, value,
+};
 use vtl_control::{Request, RuleCount};
 
 use crate::daemon;
+
+/// From the epoch to the year 10000, which RFC 3339 does not have.
+const LAST: Duration = Duration::from_secs(253_402_300_800);
 
 /// A rule to be written.
 pub(super) struct Draft<'a> {
@@ -29,6 +35,7 @@ pub(super) struct Draft<'a> {
     /// Conditions on the path, with their carriers.
     pub(super) when: &'a [(String, String)],
     pub(super) dwell: Option<&'a str>,
+    pub(super) expires: Option<Datetime>,
     pub(super) bypass: bool,
 }
 
@@ -42,6 +49,20 @@ pub(super) fn when(text: &str) -> Result<(String, String), String> {
             Err("expected a condition and a carrier, such as \"rtt >= 300ms then quic\"".into())
         }
     }
+}
+
+/// Parses a time from now, or a date and time in UTC (RFC 3339).
+pub(super) fn expiry(text: &str) -> Result<Datetime, String> {
+    let now = SystemTime::now();
+    let at = match humantime::parse_duration(text) {
+        Ok(time) => now.checked_add(time),
+        Err(_) => humantime::parse_rfc3339(text).ok(),
+    };
+    let at = at.filter(|at| *at > now && *at < SystemTime::UNIX_EPOCH + LAST);
+    let written = at.map(|at| humantime::format_rfc3339_seconds(at).to_string());
+    written
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| "expected a time such as 30min, 8h or 2027-01-31T18:00:00Z".into())
 }
 
 /// What its sessions are to be like; nothing named is nothing asked for.
@@ -115,6 +136,9 @@ impl Draft<'_> {
         put(&mut table, "when", conditions);
         if let Some(dwell) = self.dwell {
             table["dwell"] = value(dwell);
+        }
+        if let Some(expires) = self.expires {
+            table["expires"] = value(expires);
         }
         if self.bypass {
             table["bypass"] = value(true);
@@ -407,7 +431,32 @@ mod tests {
             services: Services::default(),
             when: &[],
             dwell: None,
+            expires: None,
             bypass: false,
+        }
+    }
+
+    #[test]
+    fn add__writes_when_it_expires() {
+        let at = expiry("2127-01-31T18:00:00Z").unwrap();
+        let with = Draft {
+            expires: Some(at),
+            ..draft("a", &[])
+        };
+        let text = add("", &with, None).unwrap();
+        let line = "expires = 2127-01-31T18:00:00Z\n";
+        assert!(text.ends_with(line), "{text}");
+        assert!(expiry("8h").unwrap() > expiry("7h 50min").unwrap());
+        for text in [
+            "",
+            "0s",
+            "soon",
+            "-1h",
+            "9000years",
+            "2001-01-31T18:00:00Z",
+            "2127-01-31",
+        ] {
+            assert!(expiry(text).is_err(), "{text}");
         }
     }
 

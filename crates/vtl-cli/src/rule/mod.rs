@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
+use toml_edit::Datetime;
 use vtl_control::{
     Client, Executable, Explanation, OpenedConnection, PathCondition, Request, RuleCount, Rules,
 };
@@ -30,6 +31,7 @@ pub(crate) enum RuleCommand {
         vtl rule add far --to 198.51.100.0/24 --carrier best --when 'rtt >= 300ms for 200ms then quic'\n  \
         vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
+        vtl rule add tonight --user backup --carrier best --expires 8h\n  \
         vtl rule add web --listen 80,443         clients that speak VTL reach these ports over it\n\n\
         The first rule that matches decides; a connection that none matches is left alone. All kinds\n\
         of conditions that are given must hold, of each kind one value. Connections of this host to\n\
@@ -138,6 +140,9 @@ pub(crate) struct AddArgs {
     /// The least time between two such changes, such as 10s
     #[arg(long, value_name = "TIME", requires = "when")]
     dwell: Option<String>,
+    /// It matches nothing after this time: from now (8h, 2days), or a date (2027-01-31T18:00:00Z)
+    #[arg(long, value_name = "TIME", value_parser = edit::expiry)]
+    expires: Option<Datetime>,
     /// Leave them alone, whatever later rules say
     #[arg(long, conflicts_with_all = ["carrier", "services"])]
     bypass: bool,
@@ -236,6 +241,7 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 },
                 when: &args.when,
                 dwell: args.dwell.as_deref(),
+                expires: args.expires,
                 bypass: args.bypass,
             };
             let before = args.before.as_deref();
@@ -312,6 +318,7 @@ fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
             "listen",
             "action",
             "when",
+            "expires",
             "connections",
             "missing",
         ];

@@ -321,6 +321,7 @@ fn rules__have_these_forms() {
         listen: None,
         action: "graft:cubic".to_owned(),
         when: Vec::new(),
+        expires: None,
         connections: None,
         missing: Vec::new(),
     };
@@ -351,6 +352,7 @@ fn rules__have_these_forms() {
         listen: Some(vec![80, 443]),
         connections: Some(5),
         missing: vec!["/gone".into()],
+        expires: Some("2027-01-31T18:00:00Z".to_owned()),
         ..opened(Conditions::default())
     };
     form!(
@@ -389,7 +391,7 @@ fn rules__have_these_forms() {
                 },
                 {
                     "name": "backup", "listen": [80, 443], "action": "graft:cubic",
-                    "connections": 5, "missing": ["/gone"],
+                    "expires": "2027-01-31T18:00:00Z", "connections": 5, "missing": ["/gone"],
                 },
             ],
             "more": 3,

@@ -5,6 +5,7 @@ mod when;
 use std::{
     ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use toml::{
@@ -98,11 +99,13 @@ struct Draft<'a> {
     /// The carrier of TCP to clients without VTL, and its position.
     others: Option<(&'a str, Range<usize>)>,
     when: when::Draft,
+    expires: Option<SystemTime>,
 }
 
 /// The keys of a rule: its name, conditions, then actions.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    others, loss_tolerant, require_carrier, require_encryption, bypass, when and dwell";
+                    others, loss_tolerant, require_carrier, require_encryption, bypass, when, dwell and \
+                    expires";
 
 /// The line of a rule that sets a requirement, for errors.
 fn required_by(must: Must) -> &'static str {
@@ -143,6 +146,7 @@ impl Source<'_> {
             return self.wrong(second.span(), text);
         }
         let exe = draft.exe;
+        let expires = draft.expires;
         let when = std::mem::take(&mut draft.when);
         let (about, at) = match draft.listen.take() {
             Some((key, ports)) => self.accepted(draft, key, ports)?,
@@ -152,6 +156,7 @@ impl Source<'_> {
             name,
             when: self.conditions(when, &about)?,
             about,
+            expires,
             place: self.place(at),
             exe,
         })
@@ -211,6 +216,7 @@ impl Source<'_> {
                 }
                 "when" => draft.when.conditions = Some((key.span(), self.when(value)?)),
                 "dwell" => draft.when.dwell = Some((key.span(), self.dwell(value)?)),
+                "expires" => draft.expires = Some(self.expiry(value)?),
                 "bypass" => {
                     if !self.truth(value)? {
                         return self
@@ -364,6 +370,16 @@ impl Source<'_> {
                 format!("this is true or false, not {}", kind(other)),
             ),
         }
+    }
+
+    /// Reads a date and time, in UTC.
+    fn expiry(&self, value: &Value<'_>) -> Result<SystemTime> {
+        let date = value.get_ref().as_datetime();
+        let parsed = date.and_then(|date| humantime::parse_rfc3339(&date.to_string()).ok());
+        parsed.ok_or_else(|| {
+            let text = "expires is a date and a time in UTC, without quotes: 2027-01-31T18:00:00Z";
+            self.error(value.span(), text.into())
+        })
     }
 
     /// Reads a number, if it is one and fits a `u32`.

@@ -19,6 +19,7 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
+    time::SystemTime,
 };
 
 pub use explain::{Verdict, explain};
@@ -216,6 +217,8 @@ pub struct Rule {
     pub about: About,
     /// Its conditions on the path, if it has some: then its action is a carrier of flows.
     pub when: Option<Arc<When>>,
+    /// When it stops to match.
+    pub expires: Option<SystemTime>,
     /// Position of its action in the file.
     pub place: Place,
     /// Position of its executables, if any.
@@ -223,6 +226,11 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Whether it matches nothing any more.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+
     /// An error at the position of its action.
     pub(super) fn wrong(&self, text: String) -> Wrong {
         Wrong {

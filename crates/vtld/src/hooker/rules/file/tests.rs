@@ -58,6 +58,29 @@ services = { require = "encryption", prefer = ["multipath+partial-order"], max_d
 "#;
 
 #[test]
+fn parse__expiry_is_a_date_in_utc() {
+    let rule = |rest: &str| format!("[[rule]]\nname = \"a\"\ncarrier = \"best\"\n{rest}\n");
+    let rules = good(&rule("expires = 2027-01-31T18:00:00Z"));
+    let at = humantime::parse_rfc3339("2027-01-31T18:00:00Z").expect("right");
+    let second = std::time::Duration::from_secs(1);
+    assert!(rules[0].has_expired(at) && !rules[0].has_expired(at - second));
+    assert!(!good(&rule(""))[0].has_expired(at));
+    for wrong in [
+        "2027-01-31",
+        "18:00:00",
+        "2027-01-31T18:00:00",
+        "2027-01-31T18:00:00+02:00",
+        "1901-01-31T18:00:00Z",
+        "\"2027-01-31T18:00:00Z\"",
+        "8",
+    ] {
+        let wrong = parse(&rule(&format!("expires = {wrong}")), uid).expect_err(wrong);
+        assert_eq!((wrong.place.line, wrong.place.column), (4, 11), "{wrong}");
+        assert!(wrong.text.contains("in UTC"), "{wrong}");
+    }
+}
+
+#[test]
 fn parse__reads_everything_that_a_rule_can_say() {
     let rules = good(ALL);
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
