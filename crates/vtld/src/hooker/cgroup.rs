@@ -222,6 +222,7 @@ fn remove(path: &Path, parent: &Path) {
         }
         return;
     }
+    tracing::warn!(path = %path.display(), "hooks: cgroup left behind: its members fork faster than they are moved");
 }
 
 /// The processes in a cgroup, without its descendants.

@@ -64,6 +64,13 @@ struct Entry {
     rule: Option<String>,
 }
 
+/// A hook on a port that a rule serves.
+struct Served {
+    id: u32,
+    rule: String,
+    carrier: Carrier,
+}
+
 /// Programs attached for a hook.
 #[derive(Default)]
 struct Taken {
@@ -381,38 +388,8 @@ impl Hooks {
             .filter(|(_, entry)| entry.rule.is_some())
             .map(|(id, _)| *id)
             .collect();
-        let mut kept = Vec::new();
-        let mut made = Vec::new();
-        let mut result = Ok(());
-        for rule in rules {
-            let About::Accepted(ports, carrier) = &rule.about else {
-                continue;
-            };
-            for port in ports {
-                let what = Hooked::Port(*port);
-                let same = self.entries.iter_mut().find(|(_, e)| e.what == what);
-                match same {
-                    Some((_, Entry { rule: None, .. })) => {
-                        result = Err(rule.wrong(format!(
-                            "port {port} is hooked by hand: vtl hook remove --port {port}"
-                        )));
-                    }
-                    // The port itself stays hooked.
-                    Some((id, entry))
-                        if entry.carrier == *carrier
-                            || entry.carrier.captures()
-                                && carrier.captures()
-                                && entry.carrier.control() == carrier.control() =>
-                    {
-                        kept.push((*id, rule.name.clone(), carrier.clone()));
-                    }
-                    _ => match self.serve(shared, *port, carrier) {
-                        Ok(id) => made.push((id, rule.name.clone(), carrier.clone())),
-                        Err(error) => result = Err(rule.wrong(error.to_string())),
-                    },
-                }
-            }
-        }
+        let (mut kept, mut made) = (Vec::new(), Vec::new());
+        let served = self.serve_rules(shared, rules, &mut kept, &mut made);
         let mut means = Means {
             config: &self.config,
             programs: &self.programs,
@@ -420,15 +397,15 @@ impl Hooks {
             controls: &mut self.controls,
             wishes: &mut self.wishes,
         };
-        let result = result.and_then(|()| self.rules.set(rules, paths, &mut means));
+        let result = served.and_then(|()| self.rules.set(rules, paths, &mut means));
         let in_vain: Vec<u32> = if result.is_ok() {
-            let stays = |id: &u32| kept.iter().any(|(kept, ..)| kept == id);
+            let stays = |id: &u32| kept.iter().any(|kept: &Served| kept.id == *id);
             former.into_iter().filter(|id| !stays(id)).collect()
         } else {
-            made.iter().map(|(id, ..)| *id).collect()
+            made.iter().map(|made| made.id).collect()
         };
         if result.is_ok() {
-            for (id, rule, carrier) in kept.into_iter().chain(made) {
+            for Served { id, rule, carrier } in kept.into_iter().chain(made) {
                 if let Some(entry) = self.entries.get_mut(&id) {
                     entry.rule = Some(rule);
                     entry.carrier = carrier;
@@ -441,6 +418,51 @@ impl Hooks {
             }
         }
         result
+    }
+
+    /// Hooks the ports that rules serve: `kept` are those that are hooked alike already, `made` the new ones, also of
+    /// rules before one that fails.
+    fn serve_rules(
+        &mut self,
+        shared: &Shared,
+        rules: &[Rule],
+        kept: &mut Vec<Served>,
+        made: &mut Vec<Served>,
+    ) -> Result<(), Wrong> {
+        for rule in rules {
+            let About::Accepted(ports, carrier) = &rule.about else {
+                continue;
+            };
+            let served = |id: u32| Served {
+                id,
+                rule: rule.name.clone(),
+                carrier: carrier.clone(),
+            };
+            for port in ports {
+                let what = Hooked::Port(*port);
+                match self.entries.iter().find(|(_, e)| e.what == what) {
+                    Some((_, Entry { rule: None, .. })) => {
+                        return Err(rule.wrong(format!(
+                            "port {port} is hooked by hand: vtl hook remove --port {port}"
+                        )));
+                    }
+                    // The port itself stays hooked.
+                    Some((id, entry))
+                        if entry.carrier == *carrier
+                            || entry.carrier.captures()
+                                && carrier.captures()
+                                && entry.carrier.control() == carrier.control() =>
+                    {
+                        kept.push(served(*id));
+                    }
+                    _ => {
+                        let id = self.serve(shared, *port, carrier);
+                        made.push(served(id.map_err(|e| rule.wrong(e.to_string()))?));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The rules in force.

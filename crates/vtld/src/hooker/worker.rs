@@ -48,6 +48,8 @@ const RETURN: Duration = Duration::from_secs(2);
 /// Maximum number of destinations remembered to have spoken VTL.
 const MOST_SPOKE: usize = 16_384;
 
+/// Tokens of epoll; of several sockets that of the first. There are at most two listeners for captured connects, and two,
+/// besides two of a former daemon's, for steered connections and for gateways each.
 const WAKE: u64 = 0;
 const SYNS: u64 = 1;
 const LINKS: u64 = 2;
@@ -334,12 +336,7 @@ impl Worker {
         let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.last);
         match self.epoll.add(&attempt.socket, event) {
             Ok(()) => drop(self.attempts.insert(self.last, attempt)),
-            Err(errno) => {
-                let error = io::Error::from(errno);
-                attempt
-                    .cancel(&self.shared)
-                    .refuse(ConnectError::from(&error));
-            }
+            Err(errno) => self.fail(attempt.cancel(&self.shared), &errno.into()),
         }
     }
 
@@ -376,28 +373,7 @@ impl Worker {
                 stream,
                 understood: Some(name),
                 ..
-            }) => {
-                let (dest, src) = (held.dest(), held.src());
-                if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
-                    let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
-                    make_room(spoke.into_iter(), |keep| {
-                        self.spoke.retain(|dest| keep(dest.ip()));
-                    });
-                }
-                self.spoke.insert(dest);
-                self.shared.broker.client(ClientFlow {
-                    forwarded: held.is_forwarded(),
-                    over: held.over().cloned(),
-                    kind: held.kind(),
-                    rule: held.rule().cloned(),
-                    auto: held.is_auto(),
-                    app: held,
-                    dest,
-                    src,
-                    peer: stream,
-                    name,
-                });
-            }
+            }) => self.hand_on(held, stream, name),
             Ok(Connected {
                 held,
                 understood: None,
@@ -408,28 +384,55 @@ impl Worker {
                 stream,
                 understood: None,
                 ..
-            }) => {
-                tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
-                // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
-                // earlier connection from the same port in TIME_WAIT and never reached vtld.
-                if !self.shared.broker.knows(held.dest().ip()) {
-                    // Short if it has spoken VTL: its daemon may be restarting.
-                    let ttl = match self.spoke.contains(&held.dest()) {
-                        true => RETURN,
-                        false => self.shared.config.plain_ttl,
-                    };
-                    if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
-                        tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
-                    }
-                }
-                let proxy = self.shared.proxy.clone();
-                held.accept(move |app| {
-                    if let Ok(app) = app {
-                        proxy.join(app, stream, None);
-                    }
-                });
+            }) => self.proxy(held, stream),
+        }
+    }
+
+    /// Gives a connection to a destination with VTL to the broker.
+    fn hand_on(&mut self, held: HeldConnect, stream: TcpStream, name: FlowName) {
+        let (dest, src) = (held.dest(), held.src());
+        if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
+            let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
+            make_room(spoke.into_iter(), |keep| {
+                self.spoke.retain(|dest| keep(dest.ip()));
+            });
+        }
+        self.spoke.insert(dest);
+        self.shared.broker.client(ClientFlow {
+            forwarded: held.is_forwarded(),
+            over: held.over().cloned(),
+            kind: held.kind(),
+            rule: held.rule().cloned(),
+            auto: held.is_auto(),
+            app: held,
+            dest,
+            src,
+            peer: stream,
+            name,
+        });
+    }
+
+    /// Proxies a connection to a destination without VTL, later connects to which are not captured.
+    fn proxy(&self, held: HeldConnect, stream: TcpStream) {
+        tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
+        // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an earlier
+        // connection from the same port in TIME_WAIT and never reached vtld.
+        if !self.shared.broker.knows(held.dest().ip()) {
+            // Short if it has spoken VTL: its daemon may be restarting.
+            let ttl = match self.spoke.contains(&held.dest()) {
+                true => RETURN,
+                false => self.shared.config.plain_ttl,
+            };
+            if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
+                tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
             }
         }
+        let proxy = self.shared.proxy.clone();
+        held.accept(move |app| {
+            if let Ok(app) = app {
+                proxy.join(app, stream, None);
+            }
+        });
     }
 
     fn captured(&mut self, index: usize) {
