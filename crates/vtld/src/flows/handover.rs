@@ -196,7 +196,7 @@ impl Peer {
             };
             match state.leave(id, flow, outgoing) {
                 Ok(flow) => left.push(flow),
-                Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow"),
+                Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow: reset"),
             }
         }
         let control = self.control.take();

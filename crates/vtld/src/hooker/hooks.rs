@@ -414,7 +414,7 @@ impl Hooks {
         }
         for id in in_vain {
             if let Err(error) = self.end(shared, id) {
-                tracing::warn!(%error, "hooks: cannot unhook a port");
+                tracing::warn!(%error, "hooks: cannot unhook a port: connections to it may still be steered to vtld");
             }
         }
         result

@@ -245,7 +245,10 @@ impl Worker {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.attempts.clear();
+        for (_, attempt) in self.attempts.drain() {
+            // Left to the next daemon.
+            drop(attempt.cancel(&self.shared));
+        }
     }
 
     fn housekeeping(&mut self, now: Instant) {
@@ -284,7 +287,7 @@ impl Worker {
 
     fn held_syns(&mut self) {
         if let Err(error) = self.syns.ring.consume() {
-            tracing::warn!(%error, "hooker: cannot read held SYNs");
+            tracing::warn!(%error, "hooker: cannot read held SYNs: connects wait for TCP to repeat them");
         }
         while let Ok(syn) = self.syns.read.try_recv() {
             if let Some(held) = self.shared.flows.hold(&self.shared, &syn) {
