@@ -90,6 +90,9 @@ use worker::{Command, Worker};
 /// The loopback's interface index in every network namespace.
 const LOOPBACK: u32 = 1;
 
+/// Round trips of a near host that are measured under load may be so many times as long as [`Config::near`].
+pub(crate) const UNDER_LOAD: u32 = 4;
+
 /// Configuration, fixed once the Hooker runs.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -430,7 +433,7 @@ impl Hooker {
             capture_port4: v4.capture_port(),
             capture_port6: v6.as_ref().map_or(0, Bound::capture_port),
             near_ns: config.plain_ttl.as_nanos() as u64,
-            far_us: 4 * config.near.as_micros() as u64,
+            far_us: config.near.saturating_mul(UNDER_LOAD).as_micros() as u64,
             ..Default::default()
         };
 
