@@ -83,7 +83,7 @@ impl Daemons {
                 }
             })?;
         }
-        // A host's daemon has been up for long: its stock of rings is not still being made.
+        // A host's daemon has been up for long: its ring pool is not still being filled.
         thread::sleep(SETTLE);
         Ok(Self {
             client_socket,
@@ -219,7 +219,7 @@ impl Statuses {
         (sent > 0).then(|| again as f64 / sent as f64 * 100.0)
     }
 
-    /// The driver of the server's interface and where it received, for the record.
+    /// The egress driver of the server's interface, for the record.
     pub(crate) fn driver(&self) -> Option<&str> {
         let interfaces = &self.server.interfaces;
         interfaces.iter().find_map(|i| i.driver.as_deref())

@@ -1,6 +1,7 @@
 //! One download: an unmodified curl writes into a pipe; what comes out is checked and timed.
 
 use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::child::{Background, peak_kb};
 use crate::interrupt::Interrupt;
+use crate::nginx;
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -34,6 +36,15 @@ pub(crate) struct Outcome {
     pub(crate) peak_kb: u64,
     /// Bytes received by then, every 100 ms.
     pub(crate) samples: Vec<(Duration, u64)>,
+}
+
+/// Adds curl's arguments to download [`nginx::FILE`] from a host: the user's configuration and proxies have no say.
+pub(crate) fn arguments(command: &mut Command, server: IpAddr) {
+    let server = SocketAddr::new(server, nginx::PORT);
+    command
+        .args(["--disable", "--noproxy", "*", "--silent", "--show-error"])
+        .args(["--fail", "--output", "-"])
+        .arg(format!("http://{server}/{}", nginx::FILE));
 }
 
 /// Runs `command`, which writes `size` bytes to its standard output, for at most `limit`. `take` gets

@@ -1,8 +1,8 @@
 //! `vtl-lab`, the program behind `vtl bench`, `vtl demo`, `vtl select` and `vtl testbed`: hosts and links on one machine,
 //! and what is measured and shown on them.
 //!
-//! [`child`], [`daemons`], [`download`], [`nginx`], [`payload`], [`programs`] and [`spread`] are what its
-//! commands share.
+//! [`child`], [`daemons`], [`download`], [`nginx`], [`payload`], [`programs`], [`provenance`] and [`spread`] are
+//! what its commands share.
 #![cfg_attr(test, allow(non_snake_case))] // tests are named `function__case`
 
 mod bench;
@@ -16,6 +16,7 @@ mod interrupt;
 mod nginx;
 mod payload;
 mod programs;
+mod provenance;
 mod select;
 mod spread;
 mod testbed;

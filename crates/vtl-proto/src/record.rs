@@ -1,5 +1,5 @@
 //! Records in a stream: a length of 16 bits, big-endian, and that many bytes. Used for packets over TCP
-//! (PROTOCOL.md, section 2), and for the ciphertext of MPTCP and KCP carriers (section 7, "Sealed carriers").
+//! (PROTOCOL.md, section 2), and for the ciphertext of MPTCP carriers (section 7, "Sealed carriers").
 
 use core::ops::RangeInclusive;
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::provenance;
 use crate::spread::Spread;
 
 /// One figure.
@@ -54,10 +55,8 @@ impl<'a> Sheet<'a> {
             what: what.into(),
             value,
             unit: self.unit,
-            date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            kernel: nix::sys::utsname::uname()
-                .map(|u| u.release().to_string_lossy().into_owned())
-                .unwrap_or_default(),
+            date: provenance::date(),
+            kernel: provenance::kernel(),
         });
     }
 }

@@ -5,6 +5,7 @@ use vtl_testbed::Link;
 
 use crate::bench::agent::Outcome;
 use crate::bench::plan::{Amount, Cell, Transport, Workload};
+use crate::provenance;
 
 /// One transfer, or one of several that competed. Absent figures do not exist for this workload or
 /// transport. The meaning of each column is described in `bench/README.md`.
@@ -190,10 +191,8 @@ impl Row {
         };
         Self {
             plan: plan.to_owned(),
-            date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
-            kernel: nix::sys::utsname::uname()
-                .map(|u| u.release().to_string_lossy().into_owned())
-                .unwrap_or_default(),
+            date: provenance::date(),
+            kernel: provenance::kernel(),
             profile: cell.profile_name(),
             rtt_ms: cell.link.rtt_ms,
             rate_mbit: cell.link.rate_mbit,

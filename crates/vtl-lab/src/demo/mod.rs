@@ -7,9 +7,9 @@ mod report;
 mod transport;
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -28,6 +28,7 @@ use crate::download;
 use crate::interrupt::Interrupt;
 use crate::nginx::{self, Scratch};
 use crate::programs::Programs;
+use crate::provenance;
 
 /// When the running transfer is looked at: past the handshake, before the end at any rate.
 const LOOK: Duration = Duration::from_millis(800);
@@ -92,11 +93,11 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
         args.size as f64 / 1e6,
         if args.ipv6 { 6 } else { 4 },
     );
-    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let date = provenance::date();
     let rows = measure(args, &link, &interrupt)?;
     let report = Report {
         date,
-        kernel: kernel_release(),
+        kernel: provenance::kernel(),
         command: std::env::args().collect(),
         link,
         ip_version: if args.ipv6 { 6 } else { 4 },
@@ -195,7 +196,7 @@ impl Leg<'_> {
             }
             None => self.testbed.command(Host::Client, "curl")?,
         };
-        self.curl(&mut command);
+        download::arguments(&mut command, self.server());
 
         let mut progress = Progress::start(label, Some(self.args.size));
         let mut control = None;
@@ -256,24 +257,12 @@ impl Leg<'_> {
         }
     }
 
-    /// Adds curl's arguments: the user's configuration and proxies have no say.
-    fn curl(&self, command: &mut Command) {
-        let host = if self.args.ipv6 {
-            format!("[{}]", self.testbed.addr6(Host::Server))
-        } else {
-            self.testbed.addr4(Host::Server).to_string()
-        };
-        command
-            .args([
-                "--disable",
-                "--noproxy",
-                "*",
-                "--silent",
-                "--show-error",
-                "--fail",
-            ])
-            .args(["--output", "-"])
-            .arg(format!("http://{host}:{}/{}", nginx::PORT, nginx::FILE));
+    /// The web server's address.
+    fn server(&self) -> IpAddr {
+        match self.args.ipv6 {
+            true => self.testbed.addr6(Host::Server).into(),
+            false => self.testbed.addr4(Host::Server).into(),
+        }
     }
 
     /// The congestion control of the web server's connection, if there is one now. A TCP baseline
@@ -335,12 +324,4 @@ fn publish(args: &DemoArgs, report: &Report) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-fn kernel_release() -> String {
-    let uname = nix::sys::utsname::uname();
-    uname.map_or_else(
-        |_| "unknown".to_owned(),
-        |u| u.release().to_string_lossy().into_owned(),
-    )
 }

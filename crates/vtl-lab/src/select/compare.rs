@@ -105,9 +105,9 @@ impl Pair {
         let (link, bytes) = (id.link(), row.features.bytes.map(|bytes| bytes as u64));
         let profile = row.features.profile.with_context(other)?;
         let load = LOADS.into_iter().find(|load| load.bytes() == bytes);
-        let load = load
-            .filter(|load| load.bytes().is_some())
-            .with_context(other)?;
+        // Of larger files too few runs are simulated.
+        let is_measured = |load: &Load| load.bytes().is_some_and(|b| b <= testbed::MAX_BYTES);
+        let load = load.filter(is_measured).with_context(other)?;
         let figure = load.figures().iter().find(|(of, _)| *of == profile);
         let (_, figure) = figure.with_context(other)?;
         let own = campaign::features(&link, profile, bytes);
@@ -407,6 +407,24 @@ mod tests {
         assert_eq!(expected(Figure::Mean, &costs, 2), (2.5 + 5.0) / 2.0);
         assert_eq!(expected(Figure::Tail, &costs, 2), (4.0 + 8.0) / 2.0);
         assert_eq!(expected(Figure::Tail, &costs, 6), 6.0, "of 8 and 4");
+    }
+
+    #[test]
+    fn new__refuses_files_that_no_testbed_measures() {
+        let id = (0..100).map(|number| LinkId { seed: 0, number });
+        let id = id.into_iter().find(|id| Load::is_random(&id.link()));
+        let id = id.expect("some lose packets");
+        let link = id.link();
+        let profile = vtl_core::profile::Profile::LossSensitive;
+        let row = Row {
+            origin: Origin::Testbed,
+            link: id.name(),
+            features: campaign::features(&link, profile, Some(16 << 20)),
+            queue: link.queue_limit(),
+            costs: [Some(1.0); rows::CARRIERS.len()],
+        };
+        let error = Report::new(&[row]).unwrap_err();
+        assert!(error.to_string().contains("is none"), "{error}");
     }
 
     #[test]

@@ -18,9 +18,10 @@ use vtl_core::netmon::{PathLosses, Verdict};
 use super::now_ns;
 use crate::{netmon, option::tcp_rtt};
 
-/// How often a connection that begins is looked at: in a round trip, at most, and in all. Later its writes are enough.
+/// How often the losses of a connection that begins are looked at: times in a round trip, least interval, and times in
+/// all. Later its writes are enough.
 const LOOKS: u32 = 4;
-const LEAST: Duration = Duration::from_millis(2);
+const MIN_LOOK: Duration = Duration::from_millis(2);
 const ALL_LOOKS: u32 = 64;
 
 /// The kernel's name of BBR.
@@ -67,7 +68,7 @@ impl Congestion {
         if !goes_on {
             return None;
         }
-        Some((tcp_rtt(tcp)? / LOOKS).max(LEAST))
+        Some((tcp_rtt(tcp)? / LOOKS).max(MIN_LOOK))
     }
 
     /// Has BBR take over if it may and the path loses packets, and the connection's own control once it has lost none for

@@ -262,7 +262,7 @@ pub(super) enum Reset {
     App(io::Error),
     #[error("the flow's TCP connection: {0}")]
     Tcp(io::Error),
-    #[error("the peer has reset it, or broke the rules")]
+    #[error("reset by the peer, or a protocol violation by it")]
     Peer,
     #[error("it requires a carrier, and none came in time")]
     NoCarrier,

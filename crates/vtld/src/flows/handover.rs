@@ -139,7 +139,8 @@ impl Flows {
 
     fn resume_peer(self: &Rc<Self>, left: PeerLeft, descriptors: &mut Descriptors) {
         let Some((peer, _)) = self.peer(left.key) else {
-            return;
+            let flows = left.flows.len();
+            return tracing::warn!(peer = %left.key.peer, flows, "handover: association lost: there are too many");
         };
         peer.resume(&left);
         drop(left.former_control.map(|place| descriptors.take(place)));
@@ -195,7 +196,7 @@ impl Peer {
             };
             match state.leave(id, flow, outgoing) {
                 Ok(flow) => left.push(flow),
-                Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow"),
+                Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow: reset"),
             }
         }
         let control = self.control.take();

@@ -2,7 +2,7 @@
 //! travel over a better carrier while one is up.
 //!
 //! - `peer.rs`: an association, its flows and carriers, and its status for commands.
-//! - `flow.rs`: moves the bytes of one flow.
+//! - `flow.rs`: moves the bytes of one flow, by `socket.rs`. `profile.rs`: classifies its application by them.
 //! - `congestion.rs`: the congestion control of flows' own TCP connections.
 //! - `control.rs`: the control connection. `carrier/`: one file for each kind of carrier.
 //! - `keeper.rs`: opens both. `grants.rs`: lets peers open carriers. `gateway.rs`: for hosts behind gateways.

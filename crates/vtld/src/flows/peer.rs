@@ -41,6 +41,7 @@ use super::{
     socket::handshake,
 };
 use crate::{
+    hooker::UNDER_LOAD,
     identity::{Refused, Standing},
     netmon::{NetMonitor, Watch},
 };
@@ -200,8 +201,7 @@ impl Peer {
         let paths: Vec<_> = proving.filter_map(|carrier| carrier.path()).collect();
         let sent: u64 = paths.iter().map(|path| path.sent).sum();
         let lost: u64 = paths.iter().map(|path| path.lost).sum();
-        // Allows for round trips measured under load.
-        let most = near.as_secs_f64() * 1e3 * 4.0;
+        let most = near.saturating_mul(UNDER_LOAD).as_secs_f64() * 1e3;
         let is_near =
             sent >= PROOF && lost * CLEAN <= sent && paths.iter().all(|path| path.rtt_ms <= most);
         if is_near {

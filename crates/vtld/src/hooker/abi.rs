@@ -36,7 +36,6 @@ unsafe impl Pod for vtl_own_socket {}
 unsafe impl Pod for vtl_near {}
 // SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
 unsafe impl Pod for vtl_syn {}
-
 // SAFETY: as above.
 unsafe impl Pod for vtl_gateway_syn {}
 // SAFETY: as above.
@@ -52,7 +51,7 @@ pub(super) fn bytes_of<T: Pod>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// The value in `bytes`, if it is as long as a `T`.
+/// The value at the beginning of `bytes`, if these are enough for a `T`: map values are padded to eight bytes.
 pub(super) fn from_bytes<T: Pod>(bytes: &[u8]) -> Option<T> {
     // SAFETY: the length was checked, the read is unaligned, every pattern is a valid Pod.
     (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })

@@ -103,7 +103,7 @@ impl Watchdog {
             .spawn(move || {
                 for () in inbox {
                     if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
-                        tracing::warn!(%error, "watchdog: cannot notify the service manager");
+                        tracing::warn!(%error, "watchdog: cannot notify the service manager: it may restart vtld");
                     }
                 }
             })?;

@@ -216,12 +216,13 @@ fn remove(path: &Path, parent: &Path) {
         match fs::remove_dir(path) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "hooks: cannot remove a cgroup");
+                tracing::warn!(path = %path.display(), %error, "hooks: cgroup left behind: it cannot be removed");
             }
             _ => (),
         }
         return;
     }
+    tracing::warn!(path = %path.display(), "hooks: cgroup left behind: its members fork faster than they are moved");
 }
 
 /// The processes in a cgroup, without its descendants.

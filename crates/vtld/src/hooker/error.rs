@@ -31,7 +31,7 @@ pub enum HookerError {
     /// The object lacks a program or map: it does not belong to this build.
     #[error("the eBPF object has no {0}: rebuild it")]
     Missing(&'static str),
-    /// No cgroup v2 hierarchy.
+    /// This process's cgroup cannot be read.
     #[error("cannot find the cgroup of this process: {0}")]
     NoCgroup2(#[source] io::Error),
     /// No cgroup v2 hierarchy is mounted, and vtld cannot mount one.

@@ -64,6 +64,13 @@ struct Entry {
     rule: Option<String>,
 }
 
+/// A hook on a port that a rule serves.
+struct Served {
+    id: u32,
+    rule: String,
+    carrier: Carrier,
+}
+
 /// Programs attached for a hook.
 #[derive(Default)]
 struct Taken {
@@ -381,19 +388,61 @@ impl Hooks {
             .filter(|(_, entry)| entry.rule.is_some())
             .map(|(id, _)| *id)
             .collect();
-        let mut kept = Vec::new();
-        let mut made = Vec::new();
-        let mut result = Ok(());
+        let (mut kept, mut made) = (Vec::new(), Vec::new());
+        let served = self.serve_rules(shared, rules, &mut kept, &mut made);
+        let mut means = Means {
+            config: &self.config,
+            programs: &self.programs,
+            hierarchy: &self.hierarchy,
+            controls: &mut self.controls,
+            wishes: &mut self.wishes,
+        };
+        let result = served.and_then(|()| self.rules.set(rules, paths, &mut means));
+        let in_vain: Vec<u32> = if result.is_ok() {
+            let stays = |id: &u32| kept.iter().any(|kept: &Served| kept.id == *id);
+            former.into_iter().filter(|id| !stays(id)).collect()
+        } else {
+            made.iter().map(|made| made.id).collect()
+        };
+        if result.is_ok() {
+            for Served { id, rule, carrier } in kept.into_iter().chain(made) {
+                if let Some(entry) = self.entries.get_mut(&id) {
+                    entry.rule = Some(rule);
+                    entry.carrier = carrier;
+                }
+            }
+        }
+        for id in in_vain {
+            if let Err(error) = self.end(shared, id) {
+                tracing::warn!(%error, "hooks: cannot unhook a port: connections to it may still be steered to vtld");
+            }
+        }
+        result
+    }
+
+    /// Hooks the ports that rules serve: `kept` are those that are hooked alike already, `made` the new ones, also of
+    /// rules before one that fails.
+    fn serve_rules(
+        &mut self,
+        shared: &Shared,
+        rules: &[Rule],
+        kept: &mut Vec<Served>,
+        made: &mut Vec<Served>,
+    ) -> Result<(), Wrong> {
         for rule in rules {
             let About::Accepted(ports, carrier) = &rule.about else {
                 continue;
             };
+            let served = |id: u32| Served {
+                id,
+                rule: rule.name.clone(),
+                carrier: carrier.clone(),
+            };
             for port in ports {
                 let what = Hooked::Port(*port);
-                let same = self.entries.iter_mut().find(|(_, e)| e.what == what);
-                match same {
+                match self.entries.iter().find(|(_, e)| e.what == what) {
                     Some((_, Entry { rule: None, .. })) => {
-                        result = Err(rule.wrong(format!(
+                        return Err(rule.wrong(format!(
                             "port {port} is hooked by hand: vtl hook remove --port {port}"
                         )));
                     }
@@ -404,43 +453,16 @@ impl Hooks {
                                 && carrier.captures()
                                 && entry.carrier.control() == carrier.control() =>
                     {
-                        kept.push((*id, rule.name.clone(), carrier.clone()));
+                        kept.push(served(*id));
                     }
-                    _ => match self.serve(shared, *port, carrier) {
-                        Ok(id) => made.push((id, rule.name.clone(), carrier.clone())),
-                        Err(error) => result = Err(rule.wrong(error.to_string())),
-                    },
+                    _ => {
+                        let id = self.serve(shared, *port, carrier);
+                        made.push(served(id.map_err(|e| rule.wrong(e.to_string()))?));
+                    }
                 }
             }
         }
-        let mut means = Means {
-            config: &self.config,
-            programs: &self.programs,
-            hierarchy: &self.hierarchy,
-            controls: &mut self.controls,
-            wishes: &mut self.wishes,
-        };
-        let result = result.and_then(|()| self.rules.set(rules, paths, &mut means));
-        let in_vain: Vec<u32> = if result.is_ok() {
-            let stays = |id: &u32| kept.iter().any(|(kept, ..)| kept == id);
-            former.into_iter().filter(|id| !stays(id)).collect()
-        } else {
-            made.iter().map(|(id, ..)| *id).collect()
-        };
-        if result.is_ok() {
-            for (id, rule, carrier) in kept.into_iter().chain(made) {
-                if let Some(entry) = self.entries.get_mut(&id) {
-                    entry.rule = Some(rule);
-                    entry.carrier = carrier;
-                }
-            }
-        }
-        for id in in_vain {
-            if let Err(error) = self.end(shared, id) {
-                tracing::warn!(%error, "hooks: cannot unhook a port");
-            }
-        }
-        result
+        Ok(())
     }
 
     /// The rules in force.

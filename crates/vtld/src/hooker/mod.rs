@@ -7,6 +7,14 @@
 //! * *Server side*: connections to hooked ports whose SYN has the option are steered to vtld and
 //!   given to the [`Broker`], which reaches the application by [`Handle::connect_local_app`].
 //!
+//! - `bpf.rs`, `abi.rs`: the programs in the kernel and their maps. `cgroup.rs`, `hooks.rs`, `rules/`: whose connections
+//!   they capture; `carrier.rs`: what these are to go by.
+//! - `worker.rs`: the thread `vtl-hooker`. `held.rs`: connects that wait, with their SYNs (`packet.rs`); `discovery.rs`:
+//!   connects to their destinations; `steering.rs`: connections of peers; `listeners.rs`, `sock.rs`: sockets.
+//! - `proxy.rs`: the thread `vtl-proxy`, for peers without VTL.
+//! - `gateway/`: the same for connections that this host forwards. `handover.rs`: hands all of it over to the next
+//!   daemon. `beat.rs`: the heartbeat, without which the programs leave connections to TCP.
+//!
 //! Nothing is pinned: when vtld dies, in whatever way, the kernel detaches every program, new
 //! connections are plain TCP, and established ones end with an error.
 
@@ -81,6 +89,9 @@ use worker::{Command, Worker};
 
 /// The loopback's interface index in every network namespace.
 const LOOPBACK: u32 = 1;
+
+/// Round trips of a near host that are measured under load may be so many times as long as [`Config::near`].
+pub(crate) const UNDER_LOAD: u32 = 4;
 
 /// Configuration, fixed once the Hooker runs.
 #[derive(Clone, Debug)]
@@ -422,7 +433,7 @@ impl Hooker {
             capture_port4: v4.capture_port(),
             capture_port6: v6.as_ref().map_or(0, Bound::capture_port),
             near_ns: config.plain_ttl.as_nanos() as u64,
-            far_us: 4 * config.near.as_micros() as u64,
+            far_us: config.near.saturating_mul(UNDER_LOAD).as_micros() as u64,
             ..Default::default()
         };
 
@@ -561,7 +572,7 @@ impl Hooker {
         let hooks = || self.handle.shared.hooks();
         let rules = hooks().rules();
         let missed = |error: &dyn fmt::Display| {
-            tracing::warn!(%error, "rules miss a change of files or groups");
+            tracing::warn!(%error, "rules: cannot look at their files and cgroups: changes are missed until the next look");
         };
         match Paths::look(&rules, |path| self.cgroup(path)) {
             Ok(paths) => {

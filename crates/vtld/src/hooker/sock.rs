@@ -72,20 +72,17 @@ pub(super) fn bind(fd: &OwnedFd, addr: SocketAddr, shared: bool) -> io::Result<(
 /// connection to the same destination uses it, and any port if `port` is outside the ephemeral range.
 /// EADDRNOTAVAIL on kernels before Linux 6.3.
 pub(super) fn bind_when_connecting(fd: &OwnedFd, addr: SocketAddr, port: u16) -> io::Result<()> {
-    const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
-    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    const IP_LOCAL_PORT_RANGE: libc::c_int = 51; // libc lacks it
     // ip(7): lowest port in the lower half, highest in the upper.
     let range = u32::from(port) << 16 | u32::from(port);
     option::set(fd, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, range)
         .map_err(|_| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
-    option::set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
-    Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
+    bind_late(fd, addr)
 }
 
 /// Binds to an address, whose port (0) the kernel chooses when it connects: one that is free for that destination.
 pub(super) fn bind_late(fd: &OwnedFd, addr: SocketAddr) -> io::Result<()> {
-    const IP_BIND_ADDRESS_NO_PORT: libc::c_int = 24;
-    option::set(fd, libc::IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1u32)?;
+    option::set(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1u32)?;
     Ok(socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(addr))?)
 }
 

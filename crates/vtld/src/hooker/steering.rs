@@ -65,13 +65,9 @@ impl Interfaces {
             .map(|each| (each.index(), each.name().to_string_lossy().into_owned()))
             .filter(|(_, name)| name != "lo" && self.scope.has(name))
             .collect();
-        self.links.retain(|index, _| present.contains_key(index));
-        for (index, name) in present {
-            if let Entry::Vacant(entry) = self.links.entry(index) {
-                entry.insert(programs.attach_tcx(STEER_SYN, index, &name)?);
-            }
-        }
-        Ok(())
+        follow(&mut self.links, present, |index, name| {
+            programs.attach_tcx(STEER_SYN, index, name)
+        })
     }
 
     /// The links of all interfaces.
@@ -83,6 +79,28 @@ impl Interfaces {
     pub(super) fn clear(&mut self) {
         self.links.clear();
     }
+}
+
+/// Attaches to present interfaces without a link, drops the links of others. One that fails, as it may have vanished
+/// since, does not keep the rest from theirs.
+fn follow<L>(
+    links: &mut HashMap<u32, L>,
+    present: HashMap<u32, String>,
+    attach: impl Fn(u32, &str) -> Result<L, HookerError>,
+) -> Result<(), HookerError> {
+    links.retain(|index, _| present.contains_key(index));
+    let mut result = Ok(());
+    for (index, name) in present {
+        if let Entry::Vacant(entry) = links.entry(index) {
+            match attach(index, &name) {
+                Ok(link) => {
+                    entry.insert(link);
+                }
+                Err(error) => result = Err(error),
+            }
+        }
+    }
+    result
 }
 
 /// A netlink socket that becomes readable when an interface or address of the host is added, removed or changed.
@@ -426,6 +444,24 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const DEST: SocketAddr = SocketAddr::new(LOOPBACK, 80);
+
+    #[test]
+    fn follow__one_that_fails_keeps_no_other_from_its_link() {
+        let present = |indexes: std::ops::Range<u32>| -> HashMap<u32, String> {
+            indexes.map(|index| (index, format!("if{index}"))).collect()
+        };
+        let attach = |index, name: &str| match index {
+            7 => Err(HookerError::OutOfScope(name.to_owned())),
+            _ => Ok(()),
+        };
+        let mut links = HashMap::new();
+        assert!(follow(&mut links, present(2..20), attach).is_err());
+        assert_eq!(links.len(), 17);
+        assert!(follow(&mut links, present(10..21), attach).is_ok());
+        let mut left: Vec<u32> = links.into_keys().collect();
+        left.sort_unstable();
+        assert_eq!(left, Vec::from_iter(10..21));
+    }
 
     #[test]
     fn local_ports__parse() {

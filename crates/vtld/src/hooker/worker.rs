@@ -48,6 +48,8 @@ const RETURN: Duration = Duration::from_secs(2);
 /// Maximum number of destinations remembered to have spoken VTL.
 const MOST_SPOKE: usize = 16_384;
 
+/// Tokens of epoll; of several sockets that of the first. There are at most two listeners for captured connects, and two,
+/// besides two of a former daemon's, for steered connections and for gateways each.
 const WAKE: u64 = 0;
 const SYNS: u64 = 1;
 const LINKS: u64 = 2;
@@ -243,7 +245,10 @@ impl Worker {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.attempts.clear();
+        for (_, attempt) in self.attempts.drain() {
+            // Left to the next daemon.
+            drop(attempt.cancel(&self.shared));
+        }
     }
 
     fn housekeeping(&mut self, now: Instant) {
@@ -282,7 +287,7 @@ impl Worker {
 
     fn held_syns(&mut self) {
         if let Err(error) = self.syns.ring.consume() {
-            tracing::warn!(%error, "hooker: cannot read held SYNs");
+            tracing::warn!(%error, "hooker: cannot read held SYNs: connects wait for TCP to repeat them");
         }
         while let Ok(syn) = self.syns.read.try_recv() {
             if let Some(held) = self.shared.flows.hold(&self.shared, &syn) {
@@ -334,12 +339,7 @@ impl Worker {
         let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.last);
         match self.epoll.add(&attempt.socket, event) {
             Ok(()) => drop(self.attempts.insert(self.last, attempt)),
-            Err(errno) => {
-                let error = io::Error::from(errno);
-                attempt
-                    .cancel(&self.shared)
-                    .refuse(ConnectError::from(&error));
-            }
+            Err(errno) => self.fail(attempt.cancel(&self.shared), &errno.into()),
         }
     }
 
@@ -376,28 +376,7 @@ impl Worker {
                 stream,
                 understood: Some(name),
                 ..
-            }) => {
-                let (dest, src) = (held.dest(), held.src());
-                if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
-                    let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
-                    make_room(spoke.into_iter(), |keep| {
-                        self.spoke.retain(|dest| keep(dest.ip()));
-                    });
-                }
-                self.spoke.insert(dest);
-                self.shared.broker.client(ClientFlow {
-                    forwarded: held.is_forwarded(),
-                    over: held.over().cloned(),
-                    kind: held.kind(),
-                    rule: held.rule().cloned(),
-                    auto: held.is_auto(),
-                    app: held,
-                    dest,
-                    src,
-                    peer: stream,
-                    name,
-                });
-            }
+            }) => self.hand_on(held, stream, name),
             Ok(Connected {
                 held,
                 understood: None,
@@ -408,28 +387,55 @@ impl Worker {
                 stream,
                 understood: None,
                 ..
-            }) => {
-                tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
-                // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
-                // earlier connection from the same port in TIME_WAIT and never reached vtld.
-                if !self.shared.broker.knows(held.dest().ip()) {
-                    // Short if it has spoken VTL: its daemon may be restarting.
-                    let ttl = match self.spoke.contains(&held.dest()) {
-                        true => RETURN,
-                        false => self.shared.config.plain_ttl,
-                    };
-                    if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
-                        tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
-                    }
-                }
-                let proxy = self.shared.proxy.clone();
-                held.accept(move |app| {
-                    if let Ok(app) = app {
-                        proxy.join(app, stream, None);
-                    }
-                });
+            }) => self.proxy(held, stream),
+        }
+    }
+
+    /// Gives a connection to a destination with VTL to the broker.
+    fn hand_on(&mut self, held: HeldConnect, stream: TcpStream, name: FlowName) {
+        let (dest, src) = (held.dest(), held.src());
+        if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
+            let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
+            make_room(spoke.into_iter(), |keep| {
+                self.spoke.retain(|dest| keep(dest.ip()));
+            });
+        }
+        self.spoke.insert(dest);
+        self.shared.broker.client(ClientFlow {
+            forwarded: held.is_forwarded(),
+            over: held.over().cloned(),
+            kind: held.kind(),
+            rule: held.rule().cloned(),
+            auto: held.is_auto(),
+            app: held,
+            dest,
+            src,
+            peer: stream,
+            name,
+        });
+    }
+
+    /// Proxies a connection to a destination without VTL, later connects to which are not captured.
+    fn proxy(&self, held: HeldConnect, stream: TcpStream) {
+        tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
+        // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an earlier
+        // connection from the same port in TIME_WAIT and never reached vtld.
+        if !self.shared.broker.knows(held.dest().ip()) {
+            // Short if it has spoken VTL: its daemon may be restarting.
+            let ttl = match self.spoke.contains(&held.dest()) {
+                true => RETURN,
+                false => self.shared.config.plain_ttl,
+            };
+            if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
+                tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
             }
         }
+        let proxy = self.shared.proxy.clone();
+        held.accept(move |app| {
+            if let Ok(app) = app {
+                proxy.join(app, stream, None);
+            }
+        });
     }
 
     fn captured(&mut self, index: usize) {

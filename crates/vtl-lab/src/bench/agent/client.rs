@@ -10,7 +10,7 @@ use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::Tcp;
 use super::workload::{Progress, fetch, wait_at_gate};
-use super::{Order, Outcome, Over, READY, Work, own_peak_kb, quic, say, udp};
+use super::{Order, Outcome, Protocol, READY, Work, own_peak_kb, quic, say, udp};
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -43,12 +43,12 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
         _ => Work::File(GREETING),
     };
     let mut ticket = None;
-    match &order.over {
-        Over::Tcp(control) => {
+    match &order.protocol {
+        Protocol::Tcp(control) => {
             let mut conn = Tcp::connect(order.address, control.as_deref())?;
             run_blocking(fetch(&mut conn, work, &progress))?;
         }
-        Over::Graft {
+        Protocol::Graft {
             name,
             params,
             sealed,
@@ -57,17 +57,17 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
             let mut session = Session::connect(order.address, daemon, name, params, *sealed)?;
             session.fetch(work, order, &progress)?;
         }
-        Over::Quic(control) => {
+        Protocol::Quic(control) => {
             let client = quic::Client::new(order, control)?;
             client.fetch(1, work, &Arc::new(progress))?;
             ticket = Some(client);
         }
         // Its hosts meet as those of TCP do.
-        Over::LossyTcp => {
+        Protocol::LossyTcp => {
             let mut conn = Tcp::connect(order.address, None)?;
             conn.fetch_what_arrives(work, order.limit_s, &progress)?;
         }
-        Over::Udp => {}
+        Protocol::Udp => {}
     }
     thread::sleep(Duration::from_secs_f64(order.rtt_ms * 4e-3));
     Ok(ticket)
@@ -106,37 +106,13 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
     }
     let start = progress.begin();
 
-    let mut samples = vec![(0.0, 0)];
-    let mut half = None;
-    let mut error = None;
-    let mut complete = false;
-    loop {
-        let elapsed = start.elapsed().as_secs_f64();
-        if elapsed >= limit {
-            break;
-        }
-        let mut wait = SAMPLE.as_secs_f64().min(limit - elapsed);
-        if let Some(at) = half_time.filter(|_| half.is_none()) {
-            if elapsed >= at {
-                half = Some((elapsed, progress.bytes()));
-            } else {
-                wait = wait.min(at - elapsed);
-            }
-        }
-        match done.recv_timeout(Duration::from_secs_f64(wait)) {
-            Ok(result) => {
-                complete = result.is_ok();
-                error = result.err();
-                break;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                error = Some(io::Error::other("the receiving thread panicked"));
-                break;
-            }
-        }
-        samples.push((start.elapsed().as_secs_f64(), progress.bytes()));
-    }
+    let Watched {
+        mut samples,
+        half,
+        result,
+    } = watch(&progress, &done, start, limit, half_time);
+    let complete = matches!(result, Some(Ok(())));
+    let mut error = result.and_then(Result::err);
     let bytes = progress.bytes();
     if gated && progress.open() < order.connections {
         error = Some(io::Error::other("not all connections opened in time"));
@@ -166,20 +142,72 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
     }
 }
 
+/// What was seen of a transfer.
+struct Watched {
+    samples: Vec<(f64, u64)>,
+    /// At half of the time: seconds, and bytes by then.
+    half: Option<(f64, u64)>,
+    /// `None`: the limit came first.
+    result: Option<io::Result<()>>,
+}
+
+/// Samples the progress until the transfer is done, for `limit` seconds at most. `half_time`: of a stream, seconds.
+fn watch(
+    progress: &Progress,
+    done: &Done,
+    start: Instant,
+    limit: f64,
+    half_time: Option<f64>,
+) -> Watched {
+    let mut samples = vec![(0.0, 0)];
+    let mut half = None;
+    let mut result = None;
+    loop {
+        let elapsed = start.elapsed().as_secs_f64();
+        if elapsed >= limit {
+            break;
+        }
+        let mut wait = SAMPLE.as_secs_f64().min(limit - elapsed);
+        if let Some(at) = half_time.filter(|_| half.is_none()) {
+            if elapsed >= at {
+                half = Some((elapsed, progress.bytes()));
+            } else {
+                wait = wait.min(at - elapsed);
+            }
+        }
+        match done.recv_timeout(Duration::from_secs_f64(wait)) {
+            Ok(ended) => result = Some(ended),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                result = Some(Err(io::Error::other("the receiving thread panicked")));
+            }
+        }
+        if result.is_some() {
+            break;
+        }
+        samples.push((start.elapsed().as_secs_f64(), progress.bytes()));
+    }
+    Watched {
+        samples,
+        half,
+        result,
+    }
+}
+
 type Done = mpsc::Receiver<io::Result<()>>;
 
 /// Starts the transfer on threads of its own; the result comes when all connections are through.
 fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>) -> Done {
     let (tell, done) = mpsc::channel();
     thread::spawn(move || {
-        let result = match &order.over {
-            Over::Tcp(control) => each(
+        let result = match &order.protocol {
+            Protocol::Tcp(control) => each(
                 &order,
                 &progress,
                 || Tcp::connect(order.address, control.as_deref()),
                 |conn| run_blocking(fetch(conn, order.work, &progress)),
             ),
-            Over::Graft {
+            Protocol::Graft {
                 name,
                 params,
                 sealed,
@@ -190,7 +218,7 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
                 || Session::connect(order.address, daemon, name, params, *sealed),
                 |session| session.fetch(order.work, &order, &progress),
             ),
-            Over::Quic(control) => {
+            Protocol::Quic(control) => {
                 let client = warm.map_or_else(|| quic::Client::new(&order, control), Ok);
                 client.and_then(|c| {
                     let result = c.fetch(order.connections, order.work, &progress);
@@ -199,11 +227,11 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
                     result
                 })
             }
-            Over::LossyTcp => {
+            Protocol::LossyTcp => {
                 let conn = Tcp::connect(order.address, None);
                 conn.and_then(|mut c| c.fetch_what_arrives(order.work, order.limit_s, &progress))
             }
-            Over::Udp => udp::fetch(&order, &progress),
+            Protocol::Udp => udp::fetch(&order, &progress),
         };
         let _ = tell.send(result);
     });

@@ -10,15 +10,11 @@ use vtl::{Error, Listener, Mode, Preference, Requirements, Services, Socket};
 
 use super::conn::{Conn, run_blocking};
 use super::workload::{Progress, fetch};
-use super::{Order, Work};
+use super::{ASK_EVERY, Order, QUESTION, Work};
 use crate::payload::{self, Checker};
 
 /// Packets read at a time.
 const PACKETS: u64 = 256;
-/// How often a client asks over a graft that may lose the question.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-/// The question of such a client: bytes to send, in 8 bytes.
-const QUESTION: usize = 8;
 /// What precedes a payload in a packet, bytes: headers of IP and VTL.
 const HEADERS: u64 = 60;
 

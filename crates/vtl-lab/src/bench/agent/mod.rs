@@ -17,17 +17,28 @@ mod workload;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
+const DATAGRAM: u16 = 1_472;
+/// Bytes of a UDP socket's buffers.
+const SOCKET: usize = 16 << 20;
+/// How often a client asks where the question may be lost, until something comes; and the silence after which nothing
+/// more comes.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// Size of that question, bytes: the number of bytes to send.
+const QUESTION: usize = 8;
 
 /// What one end has to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// Which end.
     pub(crate) side: Side,
-    /// Over what.
-    pub(crate) over: Over,
-    /// The server's address; with [`Over::Graft`] connection *i* goes to the port *i* higher.
+    /// What carries the bytes.
+    pub(crate) protocol: Protocol,
+    /// The server's address.
     pub(crate) address: SocketAddr,
     /// What the client asks for, on each connection.
     pub(crate) work: Work,
@@ -58,7 +69,7 @@ pub(crate) enum Side {
 /// What carries the bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Over {
+pub(crate) enum Protocol {
     /// TCP, with this congestion control if one is named.
     Tcp(Option<String>),
     /// TCP that may lose bytes on its way, since a loss-tolerant carrier took its place.

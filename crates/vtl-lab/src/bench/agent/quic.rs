@@ -24,12 +24,8 @@ use tokio::task::LocalSet;
 
 use super::conn::Conn;
 use super::workload::{Progress, fetch, serve, wait_at_gate};
-use super::{Order, Summary, Work, buffer_limit, tcp};
+use super::{DATAGRAM, Order, SOCKET, Summary, Work, buffer_limit, tcp};
 
-/// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
-const DATAGRAM: u16 = 1_472;
-/// Bytes of the sockets' own buffers.
-const SOCKET: i32 = 16 << 20;
 /// Bytes read at a time.
 const READ: usize = 256 * 1024;
 /// The name in the certificate, which nobody checks.

@@ -13,16 +13,16 @@ use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::{self, Tcp};
 use super::workload::serve;
-use super::{Order, Over, READY, Summary, own_peak_kb, quic, say, udp};
+use super::{Order, Protocol, READY, Summary, own_peak_kb, quic, say, udp};
 
 /// TCP connections, to look at in the end.
 type Watched = Arc<Mutex<Vec<OwnedFd>>>;
 
 pub(super) fn run(order: &Order) -> anyhow::Result<()> {
-    let summary: Box<dyn Fn() -> Summary> = match &order.over {
-        Over::Tcp(_) | Over::LossyTcp => {
-            let (control, lossy) = match &order.over {
-                Over::Tcp(control) => (control.as_deref(), false),
+    let summary: Box<dyn Fn() -> Summary> = match &order.protocol {
+        Protocol::Tcp(_) | Protocol::LossyTcp => {
+            let (control, lossy) = match &order.protocol {
+                Protocol::Tcp(control) => (control.as_deref(), false),
                 _ => (None, true),
             };
             let listener = tcp::bind_listener(order.address, control)
@@ -32,7 +32,7 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
             thread::spawn(move || accept(&listener, &seen, lossy));
             Box::new(move || tcp_summary(&watched))
         }
-        Over::Graft { name, daemon, .. } => {
+        Protocol::Graft { name, daemon, .. } => {
             let rate = order.rate_mbit;
             let mut listener = Listener::bind(order.address.port(), daemon)?;
             thread::spawn(move || {
@@ -58,11 +58,11 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
                 ..Summary::default()
             })
         }
-        Over::Quic(control) => {
+        Protocol::Quic(control) => {
             let server = quic::Server::start(order, control)?;
             Box::new(move || server.summary())
         }
-        Over::Udp => {
+        Protocol::Udp => {
             let server = udp::Server::start(order)?;
             Box::new(move || server.summary())
         }

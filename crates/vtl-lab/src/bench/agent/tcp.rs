@@ -3,23 +3,21 @@
 use std::io::{self, Read, Write};
 use std::mem::{offset_of, size_of};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Instant;
 
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
     sockopt,
 };
 
-use super::Work;
 use super::conn::{Conn, run_blocking};
 use super::workload::{Progress, serve_one};
+use super::{ASK_EVERY, Work};
 use crate::payload::GapChecker;
 
 /// Bytes read at a time.
 const READ: usize = 256 * 1024;
-/// How often a client asks where the question may be lost.
-const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection.
 pub(super) struct Tcp {
@@ -101,26 +99,9 @@ fn open(to: SocketAddr, control: Option<&str>) -> io::Result<OwnedFd> {
     };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     if let Some(control) = control {
-        set_congestion(&socket, control)?;
+        setsockopt(&socket, sockopt::TcpCongestion, &control.into())?;
     }
     Ok(socket)
-}
-
-fn set_congestion(socket: &impl AsRawFd, control: &str) -> io::Result<()> {
-    // SAFETY: the option's value is `control`, which outlives the call, with its own length.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_CONGESTION,
-            control.as_ptr().cast(),
-            control.len() as libc::socklen_t,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// Listens, with this congestion control for what it accepts.
@@ -219,9 +200,7 @@ fn get(socket: &OwnedFd, option: i32, value: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Raises the limits of a socket's buffers as far as root may.
-pub(super) fn enlarge(socket: &impl AsRawFd, bytes: i32) {
-    // SAFETY: the descriptor is borrowed for the calls only, and not closed: it is forgotten.
-    let fd = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(socket.as_raw_fd()) });
-    let _ = setsockopt(&*fd, sockopt::RcvBufForce, &(bytes as usize));
-    let _ = setsockopt(&*fd, sockopt::SndBufForce, &(bytes as usize));
+pub(super) fn enlarge(socket: &impl AsFd, bytes: usize) {
+    let _ = setsockopt(socket, sockopt::RcvBufForce, &bytes);
+    let _ = setsockopt(socket, sockopt::SndBufForce, &bytes);
 }

@@ -2,26 +2,21 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
+
 use super::workload::Progress;
-use super::{Order, Summary, Work, tcp};
+use super::{ASK_EVERY, DATAGRAM, Order, QUESTION, SOCKET, Summary, Work, tcp};
 use crate::payload::{self, Checker};
 
-/// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
-const DATAGRAM: u64 = 1_472;
+/// Bytes of a full datagram.
+const PAYLOAD: u64 = DATAGRAM as u64;
 /// Datagrams that one system call sends, cut by the kernel (`UDP_SEGMENT`).
 const BURST: u64 = 44;
-/// Bytes of the sockets' own buffers.
-const SOCKET: i32 = 16 << 20;
-/// How often the client asks until something comes, and the silence after which nothing more comes.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-/// The question of a client: bytes to send, in 8 bytes.
-const QUESTION: usize = 8;
 
 /// Asks the server to send, and counts what comes until it is silent.
 pub(super) fn fetch(order: &Order, progress: &Progress) -> io::Result<()> {
@@ -77,18 +72,7 @@ impl Server {
     pub(super) fn start(order: &Order) -> io::Result<Self> {
         let socket = UdpSocket::bind(order.address)?;
         tcp::enlarge(&socket, SOCKET);
-        let size = DATAGRAM as libc::c_int;
-        // SAFETY: the option's value is an int that outlives the call.
-        let result = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_UDP,
-                libc::UDP_SEGMENT,
-                (&raw const size).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        let segmented = result == 0;
+        let segmented = setsockopt(&socket, sockopt::UdpGsoSegment, &DATAGRAM.into()).is_ok();
         let sent = Arc::<AtomicU64>::default();
         let (count, rate) = (Arc::clone(&sent), order.rate_mbit);
         let rate_text = if rate > 0.0 {
@@ -121,7 +105,7 @@ fn send(socket: &UdpSocket, rate_mbit: f64, segmented: bool, sent: &AtomicU64) {
     let bytes = u64::from_le_bytes(question);
     // IP and UDP headers take their part of the link.
     let ns_per_datagram = if rate_mbit > 0.0 {
-        (DATAGRAM + 28) as f64 * 8e3 / rate_mbit
+        (PAYLOAD + 28) as f64 * 8e3 / rate_mbit
     } else {
         0.0
     };
@@ -132,7 +116,7 @@ fn send(socket: &UdpSocket, rate_mbit: f64, segmented: bool, sent: &AtomicU64) {
         BURST
     };
     let burst = if segmented { burst } else { 1 };
-    let one = payload::at(0, DATAGRAM);
+    let one = payload::at(0, PAYLOAD);
     let many: Vec<u8> = one.repeat(burst as usize);
     let start = Instant::now();
     let mut datagrams = 0_u64;
@@ -146,7 +130,7 @@ fn send(socket: &UdpSocket, rate_mbit: f64, segmented: bool, sent: &AtomicU64) {
         // A full queue at this host or a peer that has gone: as good as lost.
         let _ = socket.send_to(&many[..length as usize], peer);
         offset += length;
-        datagrams += length.div_ceil(DATAGRAM);
+        datagrams += length.div_ceil(PAYLOAD);
         sent.store(datagrams, Ordering::Relaxed);
     }
 }

@@ -7,9 +7,8 @@ use vtl_bpf::pump::{BATCH, Choice, Pump, Turn};
 use vtl_bpf::trial::{Kernel, SID, SLOTS};
 use vtl_testbed::{Host, Lifetime, Profile, Testbed};
 
-use super::Sheet;
+use super::{PAYLOAD, Sheet};
 
-const PAYLOAD: usize = 1_440;
 /// How long each size is tried.
 const TIME: Duration = Duration::from_millis(300);
 

@@ -2,10 +2,8 @@
 
 use vtl_bpf::trial::{Kernel, Micro, data};
 
-use super::Sheet;
+use super::{PAYLOAD, Sheet};
 
-/// A full payload, bytes.
-const PAYLOAD: usize = 1_440;
 /// Each is measured so often, in turn: the difference is smaller than that of two measurements.
 const ROUNDS: usize = 7;
 /// Parts of `selective-repeat`, by the ends of the names in `bpf/micro.bpf.c`.

@@ -2,10 +2,7 @@
 
 use vtl_bpf::trial::{Kernel, Micro, data};
 
-use super::Sheet;
-
-/// A full payload, bytes.
-const PAYLOAD: usize = 1_440;
+use super::{PAYLOAD, Sheet};
 
 /// In the order in which a packet meets them: part of the graft, program of `bpf/micro.bpf.c`, case.
 const FUNCTIONS: [(&str, &str, &str); 27] = [

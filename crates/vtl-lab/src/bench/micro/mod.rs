@@ -12,6 +12,9 @@ use crate::interrupt::Interrupt;
 use crate::nginx::Scratch;
 use crate::programs::Programs;
 
+/// A full payload, bytes.
+const PAYLOAD: usize = 1_440;
+
 /// Measures everything, in about half a minute. `say` hears what comes next. What was measured before
 /// something failed is returned all the same.
 ///

@@ -3,12 +3,10 @@
 use vtl_bpf::trial::{Kernel, SID, SLOTS, TOKEN, VTL, ack, data, seal};
 use vtl_proto::{field, ip};
 
-use super::Sheet;
+use super::{PAYLOAD, Sheet};
 
 /// Repetitions of what changes nothing.
 const TIMES: u32 = 100_000;
-/// A full payload, bytes.
-const PAYLOAD: usize = 1_440;
 /// Packets that the fresh session's window lets out.
 const WINDOW: u64 = 32;
 

@@ -499,6 +499,9 @@ fn files(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
         if bytes < 1.0 {
             return problem("seconds_worth", "the link has no rate: give `bytes`");
         }
+        if bytes > LARGEST as f64 {
+            return problem("seconds_worth", "is worth more than 2^44 bytes");
+        }
         sizes.push(bytes as u64);
     }
     if sizes.is_empty() {

@@ -111,7 +111,7 @@ fn parse__compete_runs_all_at_once() {
 }
 
 /// What to change in the good plan, where the complaint must point, and words that it must have.
-const WRONG: [(&str, &str, usize, &[&str]); 32] = [
+const WRONG: [(&str, &str, usize, &[&str]); 33] = [
     (
         "loss_pct = 2",
         "los_pct = 2",
@@ -209,6 +209,12 @@ const WRONG: [(&str, &str, usize, &[&str]); 32] = [
     ),
     ("bytes = 33554432", "", 8, &["\"file\" needs `bytes`"]),
     ("bytes = 33554432", "bytes = 0", 9, &["bytes"]),
+    (
+        "loss_pct = 2\nseed = 7\n[workload]\nkind = \"file\"\nbytes = 33554432",
+        "rate_mbit = 10000\n[workload]\nkind = \"file\"\nseconds_worth = 86400",
+        8,
+        &["seconds_worth", "2^44"],
+    ),
     (
         "bytes = 33554432",
         "bytes = 9\ncount = 7",

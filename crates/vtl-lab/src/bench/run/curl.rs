@@ -38,7 +38,7 @@ impl Stage<'_> {
         }
         if self.cell.known {
             let patience = Duration::from_secs_f64(self.cell.time_limit_s);
-            let mut command = self.curl_command(carrier, nginx::FILE)?;
+            let mut command = self.curl_command(carrier)?;
             download::run(
                 &mut command,
                 bytes,
@@ -49,7 +49,7 @@ impl Stage<'_> {
             )?;
             thread::sleep(Duration::from_secs_f64(self.cell.link.rtt_ms * 4e-3));
         }
-        let mut command = self.curl_command(carrier, nginx::FILE)?;
+        let mut command = self.curl_command(carrier)?;
         let since = cpu::Since::now();
         let mut checker = payload::Checker::default();
         let mut control = None;
@@ -109,8 +109,8 @@ impl Stage<'_> {
         self.link_figures(row)
     }
 
-    /// The user's configuration and proxies have no say.
-    fn curl_command(&self, carrier: Option<&str>, file: &str) -> anyhow::Result<Command> {
+    /// A download, captured if it is to travel by a carrier.
+    fn curl_command(&self, carrier: Option<&str>) -> anyhow::Result<Command> {
         let mut command = match self.daemons.as_ref().filter(|_| carrier.is_some()) {
             Some(daemons) => {
                 let programs = &self.bench.programs;
@@ -119,11 +119,7 @@ impl Stage<'_> {
             None => self.testbed.command(Host::Client, "curl")?,
         };
         self.pin(&mut command, Host::Client);
-        let host = self.testbed.addr4(Host::Server);
-        command
-            .args(["--disable", "--noproxy", "*", "--silent", "--show-error"])
-            .args(["--fail", "--output", "-"])
-            .arg(format!("http://{host}:{}/{file}", nginx::PORT));
+        download::arguments(&mut command, self.testbed.addr4(Host::Server).into());
         Ok(command)
     }
 }

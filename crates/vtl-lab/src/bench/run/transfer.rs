@@ -8,7 +8,7 @@ use vtl_testbed::{Host, Lifetime, Link, Testbed};
 
 use super::Bench;
 use super::endpoint::Endpoint;
-use crate::bench::agent::{Order, Outcome, Over, Side, Summary, Work};
+use crate::bench::agent::{Order, Outcome, Protocol, Side, Summary, Work};
 use crate::bench::cpu;
 use crate::bench::plan::{Amount, Cell, Change, Direction, Plan, Transport, Workload};
 use crate::bench::row::{Row, seed, share};
@@ -146,14 +146,35 @@ impl<'a> Stage<'a> {
             Side::Client => Host::Client,
             Side::Server => Host::Server,
         };
-        let over = match transport {
-            Transport::Tcp(control) => Over::Tcp(Some((*control).to_owned())),
+        let (work, connections) = self.work(index);
+        let delay_s = match &self.cell.workload {
+            Workload::Compete { starts, .. } => starts.get(usize::from(index)).copied(),
+            _ => None,
+        };
+        Order {
+            side,
+            protocol: self.protocol(host, transport),
+            address: SocketAddr::new(server, PORT + index),
+            work,
+            connections,
+            known: self.cell.known,
+            delay_s: delay_s.unwrap_or(0.0),
+            limit_s: self.limit_s(),
+            rtt_ms: self.cell.link.rtt_ms,
+            rate_mbit: self.cell.link.rate_mbit,
+        }
+    }
+
+    /// What an end on this host uses.
+    fn protocol(&self, host: Host, transport: &Transport) -> Protocol {
+        match transport {
+            Transport::Tcp(control) => Protocol::Tcp(Some((*control).to_owned())),
             // The programs of tcp-cubic, captured, or of one that can do without what is lost.
-            hook if hook.is_lossy_hook() => Over::LossyTcp,
-            Transport::Hook(_) | Transport::Served(_) => Over::Tcp(Some("cubic".to_owned())),
-            Transport::Quic(control) => Over::Quic((*control).to_owned()),
-            Transport::Udp => Over::Udp,
-            Transport::Graft(graft) => Over::Graft {
+            hook if hook.is_lossy_hook() => Protocol::LossyTcp,
+            Transport::Hook(_) | Transport::Served(_) => Protocol::Tcp(Some("cubic".to_owned())),
+            Transport::Quic(control) => Protocol::Quic((*control).to_owned()),
+            Transport::Udp => Protocol::Udp,
+            Transport::Graft(graft) => Protocol::Graft {
                 name: graft.name.clone(),
                 params: graft.params_on(&self.cell.link),
                 sealed: graft.sealed,
@@ -163,40 +184,44 @@ impl<'a> Stage<'a> {
                     .map(|d| d.socket(host).to_owned())
                     .unwrap_or_default(),
             },
-        };
+        }
+    }
+
+    /// What the client of a pair asks for on each connection, and how many of these there are.
+    fn work(&self, index: u16) -> (Work, u32) {
         let stream = |rate_mbit: f64, seconds: f64| Work::Stream {
             rate_kbit: (rate_mbit * 1e3) as u64,
             millis: (seconds * 1e3) as u64,
         };
-        let (work, connections, delay_s) = match &self.cell.workload {
+        match &self.cell.workload {
             Workload::File { bytes, direction } => match (direction, index) {
-                (Direction::Down, _) | (Direction::Both, 0) => (Work::File(*bytes), 1, 0.0),
-                _ => (Work::Upload(*bytes), 1, 0.0),
+                (Direction::Down, _) | (Direction::Both, 0) => (Work::File(*bytes), 1),
+                _ => (Work::Upload(*bytes), 1),
             },
             Workload::RequestResponse {
                 request,
                 response,
                 count,
-            } => (
-                Work::Messages {
+            } => {
+                let messages = Work::Messages {
                     request: *request,
                     response: *response,
                     count: *count,
-                },
-                1,
-                0.0,
-            ),
-            Workload::Stream { rate_mbit, seconds } => (stream(*rate_mbit, *seconds), 1, 0.0),
-            Workload::Flows { count, amount } => match amount {
-                Amount::Bytes(bytes) => (Work::File(*bytes), *count, 0.0),
-                Amount::Seconds(seconds) => (stream(0.0, *seconds), *count, 0.0),
-            },
-            Workload::Compete { seconds, starts } => {
-                let delay = starts.get(usize::from(index)).copied().unwrap_or(0.0);
-                (stream(0.0, *seconds), 1, delay)
+                };
+                (messages, 1)
             }
-        };
-        let limit_s = match &self.cell.workload {
+            Workload::Stream { rate_mbit, seconds } => (stream(*rate_mbit, *seconds), 1),
+            Workload::Flows { count, amount } => match amount {
+                Amount::Bytes(bytes) => (Work::File(*bytes), *count),
+                Amount::Seconds(seconds) => (stream(0.0, *seconds), *count),
+            },
+            Workload::Compete { seconds, .. } => (stream(0.0, *seconds), 1),
+        }
+    }
+
+    /// When clients give up, seconds.
+    fn limit_s(&self) -> f64 {
+        match &self.cell.workload {
             // The last blocks arrive after the time is over.
             Workload::Stream { seconds, .. } => seconds + GRACE_S / 2.0,
             Workload::Compete { seconds, .. }
@@ -205,18 +230,6 @@ impl<'a> Stage<'a> {
                 ..
             } => *seconds,
             _ => self.cell.time_limit_s,
-        };
-        Order {
-            side,
-            over,
-            address: SocketAddr::new(server, PORT + 10 * index),
-            work,
-            connections,
-            known: self.cell.known,
-            delay_s,
-            limit_s,
-            rtt_ms: self.cell.link.rtt_ms,
-            rate_mbit: self.cell.link.rate_mbit,
         }
     }
 

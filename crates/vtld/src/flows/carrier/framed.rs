@@ -318,11 +318,11 @@ struct Reader {
 }
 
 /// Protocol violation by the peer.
-struct Nonsense;
+struct Violation;
 
 impl Reader {
     /// Takes the peer's HELLO: the carrier's id and the tag. `None` if it is not complete yet.
-    fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Nonsense> {
+    fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Violation> {
         for what in arrived {
             self.early_bytes += what.memory();
             match what {
@@ -330,17 +330,17 @@ impl Reader {
                 Arrived::Frame(bytes) => self.early.push_back(bytes),
             }
         }
-        if !self.stream.has_one().map_err(|_| Nonsense)? {
+        if !self.stream.has_one().map_err(|_| Violation)? {
             return match self.early_bytes < MOST_EARLY {
                 true => Ok(None),
-                false => Err(Nonsense),
+                false => Err(Violation),
             };
         }
         let said = self.stream.take(|frame| match frame {
             Frame::Hello { carrier, tag, .. } => Some((carrier, tag)),
             _ => None,
         });
-        said.ok().flatten().ok_or(Nonsense).map(Some)
+        said.ok().flatten().ok_or(Violation).map(Some)
     }
 
     /// Passes frames to the peer's association.
@@ -349,7 +349,7 @@ impl Reader {
         peer: &Peer,
         carrier: CarrierId,
         arrived: VecDeque<Arrived>,
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), Violation> {
         let give = |frame: Frame<'_>| match frame {
             Frame::Chunk {
                 flow,
@@ -363,12 +363,12 @@ impl Reader {
         let early = std::mem::take(&mut self.early);
         for what in early.into_iter().map(Arrived::Frame).chain(arrived) {
             match what {
-                Arrived::Frame(bytes) => give(Frame::take(&mut &bytes[..]).map_err(|_| Nonsense)?),
+                Arrived::Frame(bytes) => give(Frame::take(&mut &bytes[..]).map_err(|_| Violation)?),
                 Arrived::Stream(bytes) => self.stream.push(&bytes),
             }
         }
-        while self.stream.has_one().map_err(|_| Nonsense)? {
-            self.stream.take(give).map_err(|_| Nonsense)?;
+        while self.stream.has_one().map_err(|_| Violation)? {
+            self.stream.take(give).map_err(|_| Violation)?;
         }
         peer.turn();
         Ok(())

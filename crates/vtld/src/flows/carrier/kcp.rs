@@ -28,7 +28,7 @@ use vtl_proto::{
 };
 
 use super::{
-    Expected, HANDSHAKE, Local, MIN_RTO, SILENCE,
+    Expected, HANDSHAKE, Local, MIN_RTO, SILENCE, SOCKET_PAUSE,
     framed::{Arrived, Out, Pipe},
     library::{Library, Opened, Opening, Opens},
     sealed,
@@ -46,8 +46,6 @@ const AHEAD: usize = 64;
 /// besides twice what was acknowledged in this time, or in three round trips. The library does not tell its congestion
 /// window; with [`WINDOW`] segments, a new flow would wait behind seconds of another's bytes.
 const LATELY: Duration = Duration::from_millis(250);
-/// Pause after a socket error.
-const PAUSE: Duration = Duration::from_millis(1);
 /// Receive queue of a conversation, datagrams.
 const WAITING: usize = 4096;
 /// KCP's update interval, ms.
@@ -164,8 +162,7 @@ impl Shared {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
-                // An ICMP error for a sent packet, or out of memory.
-                sleep(PAUSE).await;
+                sleep(SOCKET_PAUSE).await;
                 continue;
             };
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
@@ -300,7 +297,7 @@ impl Write for Outbox {
 
 /// Why a conversation has ended.
 #[derive(Debug, thiserror::Error)]
-enum Over {
+enum Ended {
     #[error("closed here")]
     Here,
     #[error("timeout: nothing received from the peer")]
@@ -344,9 +341,9 @@ impl Drop for Driver {
 impl Driver {
     async fn run(mut self) {
         let pipe = Rc::clone(&self.conversation.pipe);
-        let over = loop {
-            if let Err(over) = self.step().await {
-                break over;
+        let ended = loop {
+            if let Err(ended) = self.step().await {
+                break ended;
             }
             let next = self.began + Duration::from_millis(self.next_ms());
             tokio::select! {
@@ -355,7 +352,7 @@ impl Driver {
                 () = sleep_until(next) => {}
             }
         };
-        tracing::debug!(%over, peer = %self.key.0, carrier = %Kind::Kcp, "carrier: KCP conversation ended");
+        tracing::debug!(%ended, peer = %self.key.0, carrier = %Kind::Kcp, "carrier: KCP conversation ended");
     }
 
     /// Maximum number of segments given to the library that are not acknowledged.
@@ -383,9 +380,9 @@ impl Driver {
         now + u64::from(self.control.check(now as u32)).max(1)
     }
 
-    async fn step(&mut self) -> Result<(), Over> {
+    async fn step(&mut self) -> Result<(), Ended> {
         if self.conversation.pipe.is_over() {
-            return Err(Over::Here);
+            return Err(Ended::Here);
         }
         let packets = std::mem::take(&mut *self.conversation.inbox.borrow_mut());
         let has_news = !packets.is_empty();
@@ -414,11 +411,11 @@ impl Driver {
         if self.control.wait_snd() > 0 {
             let since = *self.waits.get_or_insert_with(Instant::now);
             if since.elapsed() > self.patience {
-                return Err(Over::Silence);
+                return Err(Ended::Silence);
             }
         }
         if self.expected.is_some() && self.began.elapsed() > HANDSHAKE {
-            return Err(Over::Silence);
+            return Err(Ended::Silence);
         }
         let packets = std::mem::take(&mut *self.outbox.0.borrow_mut());
         let to = self.shared.destination(self.key.0);
@@ -431,7 +428,7 @@ impl Driver {
     }
 
     /// Passes received bytes to the pipe; checks the token first.
-    fn read(&mut self) -> Result<(), Over> {
+    fn read(&mut self) -> Result<(), Ended> {
         let pipe = &self.conversation.pipe;
         while pipe.has_room()
             && let Ok(size) = self.control.peeksize()
@@ -445,7 +442,7 @@ impl Driver {
             self.unread.extend_from_slice(&bytes);
             if let Some(shown) = self.unread.first_chunk() {
                 if preamble::shown(*shown) != token {
-                    return Err(Over::Stranger);
+                    return Err(Ended::Stranger);
                 }
                 self.expected = None;
                 let mut rest = self.unread.split();

@@ -14,6 +14,7 @@ use std::{
     future::Future,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -21,7 +22,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    self, AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, sockopt,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use vtl_control::CarrierPath;
@@ -54,11 +57,35 @@ const MIN_RTO: Duration = Duration::from_millis(100);
 pub(super) const CLEAR: [u8; CRYPTO] = [0; CRYPTO];
 /// Size of a UDP socket's buffers, bytes.
 const SOCKET: usize = 8 << 20;
+/// Pause after an error of a UDP socket: an ICMP error for a sent packet, or out of memory.
+const SOCKET_PAUSE: Duration = Duration::from_millis(1);
 
-/// A dual-stack UDP socket; IPv4 only on a host without IPv6.
+/// Binds a socket to any address and a free port: dual-stack, whatever `net.ipv6.bindv6only` says, or IPv4 only on a
+/// host without IPv6. `open`: makes a socket of an address's family.
+fn bind_any(open: impl Fn(IpAddr) -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+    let bind_to = |ip: IpAddr| -> io::Result<OwnedFd> {
+        let socket = open(ip)?;
+        if ip.is_ipv6() {
+            setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
+        }
+        let any = SockaddrStorage::from(SocketAddr::new(ip, 0));
+        bind(socket.as_raw_fd(), &any)?;
+        Ok(socket)
+    };
+    bind_to(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| bind_to(Ipv4Addr::UNSPECIFIED.into()))
+}
+
+/// A UDP socket by [`bind_any`].
 fn socket() -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))
-        .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
+    let open = |ip: IpAddr| {
+        let family = match ip {
+            IpAddr::V4(_) => AddressFamily::Inet,
+            IpAddr::V6(_) => AddressFamily::Inet6,
+        };
+        let flags = SockFlag::SOCK_CLOEXEC;
+        Ok(socket::socket(family, SockType::Datagram, flags, None)?)
+    };
+    let socket = UdpSocket::from(bind_any(open)?);
     // Smaller buffers will do if refused.
     let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET);
     let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET);
@@ -275,4 +302,29 @@ pub(super) fn start(
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::{
+        sched::{CloneFlags, unshare},
+        sys::socket::getsockopt,
+    };
+
+    use super::*;
+
+    #[test]
+    fn socket__takes_both_families_whatever_the_system_prefers() {
+        if !vtl_testing::is_root() {
+            return;
+        }
+        let in_own_namespace = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            std::fs::write("/proc/sys/net/ipv6/bindv6only", "1").unwrap();
+            let socket = socket().unwrap();
+            assert!(socket.local_addr().unwrap().is_ipv6());
+            assert!(!getsockopt(&socket, sockopt::Ipv6V6Only).unwrap());
+        };
+        std::thread::spawn(in_own_namespace).join().unwrap();
+    }
 }

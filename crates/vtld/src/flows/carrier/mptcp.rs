@@ -8,7 +8,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     rc::Rc,
     time::Duration,
@@ -31,7 +31,7 @@ use vtl_proto::{
 use super::{
     super::socket::{Listening, connected, read_exact, unacknowledged, watch},
     Arrivals, Endpoint, Expected, Grant, Grantor, HANDSHAKE, Link, Local, SILENCE, Shown, TICK,
-    ToOpen,
+    ToOpen, bind_any,
     framed::{Arrived, Framed, Out, Pipe},
     sealed, secret,
 };
@@ -91,16 +91,11 @@ fn begin(local: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Opens the listener: dual-stack, or IPv4 only on a host without IPv6.
+/// Opens the listener.
 fn listener() -> io::Result<TcpListener> {
-    let open = |ip: IpAddr| -> io::Result<TcpListener> {
-        let fd = socket(ip)?;
-        let any = SockaddrStorage::from(SocketAddr::new(ip, 0));
-        bind(fd.as_raw_fd(), &any)?;
-        listen(&fd, Backlog::MAXCONN)?;
-        Ok(fd.into())
-    };
-    open(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| open(Ipv4Addr::UNSPECIFIED.into()))
+    let fd = bind_any(socket)?;
+    listen(&fd, Backlog::MAXCONN)?;
+    Ok(fd.into())
 }
 
 impl Mptcp {
@@ -255,7 +250,8 @@ fn carrier(
             () = write(&socket, &driven, sealing, &written) => {}
             () = read(&socket, &driven, opening) => {}
             () = dead(&socket, &driven, &written, rtt.unwrap_or_default()) => {
-                tracing::info!(carrier = %Kind::Mptcp, "carrier: closed: timeout, nothing acknowledged");
+                let peer = socket.get_ref().peer_addr().ok();
+                tracing::info!(?peer, carrier = %Kind::Mptcp, "carrier: closed: timeout, nothing acknowledged");
             }
         }
         // Reset: bytes in flight are retransmitted by another path.
@@ -358,6 +354,8 @@ async fn dead(socket: &AsyncFd<TcpStream>, pipe: &Pipe, written: &Cell<usize>, r
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use tokio::task::LocalSet;
 
     use super::{super::CLEAR, *};

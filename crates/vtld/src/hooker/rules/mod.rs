@@ -436,7 +436,7 @@ impl Rules {
         if let Some(kernel) = &self.kernel
             && let Err(error) = kernel.learn_addresses()
         {
-            tracing::warn!(%error, "rules may take a connection of this host to itself");
+            tracing::warn!(%error, "rules: cannot learn the host's addresses: rules for other hosts may match connections to this one");
         }
     }
 

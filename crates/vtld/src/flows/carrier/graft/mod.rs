@@ -352,7 +352,7 @@ impl Link for Ready {
                             graft.attend(&peer, &hello, asking, self.rtt).await;
                         }
                     }
-                    tracing::info!(carrier = %Kind::Graft, "carrier: closed: timeout, nothing received");
+                    tracing::info!(peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: closed: timeout, nothing received");
                 };
                 let serving = first([
                     Box::pin(graft.receive(&peer, id)),

@@ -36,11 +36,9 @@ use super::{
     },
     confine,
     message::{Channel, SETUP, Setup},
-    wire::{Figures, Tag, emit},
+    wire::{BATCH, Figures, Tag, emit},
 };
 
-/// Maximum size of a batch of messages, bytes.
-const BATCH: usize = 64 << 10;
 /// Heartbeat interval.
 const BEAT: Duration = Duration::from_secs(2);
 /// Timeout of telling peers about the end.
@@ -202,8 +200,12 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(Setup, OwnedFd)>> {
     let mut space = cmsg_space!([RawFd; 1]);
     let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
     let received = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
+    // Without a free descriptor the kernel leaves the message's out, and says so by this flag, which nix takes for an
+    // error.
+    let has_given = !received.flags.contains(MsgFlags::MSG_CTRUNC);
+    let controls = has_given.then(|| received.cmsgs()).transpose()?;
     let mut given = None;
-    for control in received.cmsgs()? {
+    for control in controls.into_iter().flatten() {
         if let ControlMessageOwned::ScmRights(rights) = control {
             // SAFETY: the kernel has just made them for this process.
             let owned = |fd: RawFd| unsafe { OwnedFd::from_raw_fd(fd) };
@@ -296,4 +298,61 @@ pub fn run() -> io::Result<()> {
     // SAFETY: nobody else uses the process's standard input.
     let socket = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
     LocalSet::new().block_on(&runtime, async { serve(watch(socket)?).await })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use nix::{
+        sys::{
+            resource::{Resource, getrlimit, setrlimit},
+            socket::{AddressFamily, ControlMessage, SockFlag, SockType, sendmsg, socketpair},
+            wait::{WaitStatus, waitpid},
+        },
+        unistd::{ForkResult, fork},
+    };
+
+    use super::*;
+
+    /// Whether a message for whose descriptor there is no room is given up, and the next one taken.
+    fn goes_on(here: &OwnedFd, there: &OwnedFd) -> io::Result<bool> {
+        let setup = Setup::Start {
+            kind: Kind::Kcp,
+            certificate: None,
+            most_ahead: 7,
+        };
+        let mut bytes = Vec::new();
+        ciborium::into_writer(&setup, &mut bytes).map_err(io::Error::other)?;
+        let given = [here.as_raw_fd()];
+        for _ in 0..2 {
+            let rights = [ControlMessage::ScmRights(&given)];
+            let slices = [IoSlice::new(&bytes)];
+            sendmsg::<()>(here.as_raw_fd(), &slices, &rights, MsgFlags::empty(), None)?;
+        }
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard)?;
+        let lacking = receive(there)?;
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
+        Ok(lacking.is_none() && receive(there)?.is_some())
+    }
+
+    #[test]
+    fn receive__goes_on_without_a_free_descriptor() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+        let (here, there) = pair.unwrap();
+        // In a process of its own: the limit is of all threads.
+        // SAFETY: the child calls nothing that needs threads of this process.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let is_good = goes_on(&here, &there).unwrap_or(false);
+                // SAFETY: nothing of the parent's is flushed or run.
+                unsafe { libc::_exit(i32::from(!is_good)) }
+            }
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+            }
+        }
+    }
 }

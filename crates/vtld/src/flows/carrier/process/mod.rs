@@ -53,7 +53,7 @@ use crate::broker::random_token;
 pub use child::run;
 pub use confine::drop_privileges;
 use message::{Channel, Setup};
-use wire::{Figures, Tag, emit};
+use wire::{BATCH, Figures, Tag, emit};
 
 /// Heartbeat timeout of a process: five intervals.
 const SILENT: Duration = Duration::from_secs(10);
@@ -63,8 +63,6 @@ const OPENED: Duration = HANDSHAKE.saturating_add(Duration::from_secs(2));
 const QUEUE: usize = 4 << 20;
 /// Minimum interval between two starts.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Maximum size of a batch of messages, bytes.
-const BATCH: usize = 64 << 10;
 
 /// A running process.
 struct Process {

@@ -11,6 +11,8 @@ use vtl_control::CarrierPath;
 const HEAD: usize = 1 + size_of::<u32>();
 /// Maximum size of a body, bytes.
 pub(super) const MOST: usize = 256 << 10;
+/// Size from which on a batch of messages is written, bytes; a CHUNK has at most as many.
+pub(super) const BATCH: usize = 64 << 10;
 /// Bodies shorter than this are copied, so that they do not keep the receive buffer alive.
 const SHORT: usize = 4 << 10;
 

@@ -143,22 +143,22 @@ impl Shared {
 
 /// Why an association has ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Over {
+pub(super) enum Ended {
     #[error("closed here")]
     Here,
     #[error("closed by the peer")]
     Peer,
     #[error("timeout: nothing received from the peer")]
     Silence,
-    #[error("the peer breaks the rules")]
-    Nonsense,
+    #[error("protocol violation by the peer")]
+    Violation,
     #[error("wrong token")]
     Stranger,
     #[error("SCTP: {0}")]
     Library(String),
 }
 
-impl From<sctp_proto::Error> for Over {
+impl From<sctp_proto::Error> for Ended {
     fn from(error: sctp_proto::Error) -> Self {
         Self::Library(error.to_string())
     }
@@ -243,7 +243,7 @@ impl Driver {
         rtt: Option<Duration>,
         datagrams: sealed::Datagrams,
         opened: Box<dyn FnOnce()>,
-    ) -> Result<(Self, Rc<Shared>), Over> {
+    ) -> Result<(Self, Rc<Shared>), Ended> {
         let shared = Rc::new(Shared::new(datagrams));
         let transport = transport(&path, rtt, shared.message);
         let mut config = EndpointConfig::new();
@@ -260,7 +260,7 @@ impl Driver {
                 let mut config = ClientConfig::new();
                 config.transport = transport;
                 let begun = endpoint.connect(config, path.peer);
-                Some(begun.map_err(|error| Over::Library(error.to_string()))?)
+                Some(begun.map_err(|error| Ended::Library(error.to_string()))?)
             }
         };
         let now = Instant::now();
@@ -299,10 +299,10 @@ impl Driver {
             wire: Rc::clone(&self.wire),
             path: self.path,
         };
-        let over = loop {
+        let ended = loop {
             let more = match self.step().await {
                 Ok(more) => more,
-                Err(over) => break over,
+                Err(ended) => break ended,
             };
             if more {
                 yield_now().await;
@@ -315,8 +315,8 @@ impl Driver {
                 () = sleep_until(next.into()) => {}
             }
         };
-        tracing::debug!(%over, peer = %self.path.peer, "carrier: SCTP association ended");
-        if self.tag != 0 && !matches!(over, Over::Peer) {
+        tracing::debug!(%ended, peer = %self.path.peer, "carrier: SCTP association ended");
+        if self.tag != 0 && !matches!(ended, Ended::Peer) {
             let abort = packet::abort(Header {
                 source: self.path.here,
                 destination: self.path.there,
@@ -347,9 +347,9 @@ impl Driver {
     }
 
     /// Processes packets, timers and queues once; `true` if more packets are queued.
-    async fn step(&mut self) -> Result<bool, Over> {
+    async fn step(&mut self) -> Result<bool, Ended> {
         if self.shared.pipe.is_over() {
-            return Err(Over::Here);
+            return Err(Ended::Here);
         }
         let now = Instant::now();
         let mut taken = 0;
@@ -373,7 +373,7 @@ impl Driver {
             self.waits.get_or_insert(now);
         }
         if now >= self.patience() {
-            return Err(Over::Silence);
+            return Err(Ended::Silence);
         }
         if now.saturating_duration_since(self.pinged) >= PINGS {
             self.pinged = now;
@@ -399,7 +399,7 @@ impl Driver {
     }
 
     /// Passes a packet to the library, if it is admitted.
-    fn receive(&mut self, packet: &Bytes, now: Instant) -> Result<(), Over> {
+    fn receive(&mut self, packet: &Bytes, now: Instant) -> Result<(), Ended> {
         let Some(packet) = self.admit(packet)? else {
             count(&self.shared.figures.refused);
             return Ok(());
@@ -425,7 +425,7 @@ impl Driver {
     /// Filters a packet for the library: checksum and verification tag must be right (the ports are,
     /// already), and chunks that VTL does not use are removed. So the library's handling of stream
     /// resets, FORWARD TSN or a second INIT is not exposed.
-    fn admit(&mut self, packet: &Bytes) -> Result<Option<Bytes>, Over> {
+    fn admit(&mut self, packet: &Bytes) -> Result<Option<Bytes>, Ended> {
         let Some(header) = Header::of(packet).filter(|_| packet::is_intact(packet)) else {
             return Ok(None);
         };
@@ -445,7 +445,7 @@ impl Driver {
                         packet::ABORT
                         | packet::SHUTDOWN
                         | packet::SHUTDOWN_ACK
-                        | packet::SHUTDOWN_COMPLETE => return Err(Over::Peer),
+                        | packet::SHUTDOWN_COMPLETE => return Err(Ended::Peer),
                         packet::DATA if !self.is_near(chunk) => return Ok(None),
                         packet::SACK => self.acknowledge(chunk),
                         _ => {}
@@ -498,7 +498,7 @@ impl Driver {
         stream < STREAMS && !(AHEAD..1 << 31).contains(&ahead)
     }
 
-    fn events(&mut self) -> Result<(), Over> {
+    fn events(&mut self) -> Result<(), Ended> {
         let Some((_, association)) = &mut self.association else {
             return Ok(());
         };
@@ -507,7 +507,7 @@ impl Driver {
             match event {
                 Event::Connected => connected = true,
                 Event::HandshakeFailed { reason } | Event::AssociationLost { reason } => {
-                    return Err(Over::Library(reason.to_string()));
+                    return Err(Ended::Library(reason.to_string()));
                 }
                 Event::Stream(StreamEvent::Readable { id }) => {
                     self.readable.insert(id);
@@ -536,7 +536,7 @@ impl Driver {
     }
 
     /// Reads received messages from the library.
-    fn read(&mut self) -> Result<(), Over> {
+    fn read(&mut self) -> Result<(), Ended> {
         if self.readable.remove(&OWN) {
             while let Some(message) = self.message(OWN) {
                 self.own(&message)?;
@@ -566,12 +566,12 @@ impl Driver {
     }
 
     /// Handles a message of the association's own stream.
-    fn own(&mut self, message: &Bytes) -> Result<(), Over> {
-        let message = SctpMessage::parse(message).ok_or(Over::Nonsense)?;
+    fn own(&mut self, message: &Bytes) -> Result<(), Ended> {
+        let message = SctpMessage::parse(message).ok_or(Ended::Violation)?;
         match (message, self.role) {
             (SctpMessage::Token(token), Role::Server) if !self.redeemed => {
                 if token != self.token {
-                    return Err(Over::Stranger);
+                    return Err(Ended::Stranger);
                 }
                 self.open();
             }
@@ -583,17 +583,17 @@ impl Driver {
                 let trip = self.began.elapsed().checked_sub(then);
                 self.shared.figures.rtt.set(trip);
             }
-            _ => return Err(Over::Nonsense),
+            _ => return Err(Ended::Violation),
         }
         Ok(())
     }
 
     /// Sends a message on the association's own stream.
-    fn say(&mut self, message: SctpMessage) -> Result<(), Over> {
+    fn say(&mut self, message: SctpMessage) -> Result<(), Ended> {
         self.write(OWN, &message.emit())
     }
 
-    fn write(&mut self, id: u16, message: &[u8]) -> Result<(), Over> {
+    fn write(&mut self, id: u16, message: &[u8]) -> Result<(), Ended> {
         const PROTOCOL: PayloadProtocolIdentifier = PayloadProtocolIdentifier::Binary;
         let Some((_, association)) = &mut self.association else {
             return Ok(());
@@ -613,7 +613,7 @@ impl Driver {
     }
 
     /// Passes messages to the library as far as it can send them, and sends its packets.
-    async fn send(&mut self, now: Instant) -> Result<(), Over> {
+    async fn send(&mut self, now: Instant) -> Result<(), Ended> {
         loop {
             while self.redeemed
                 && self.backlog < BACKLOG

@@ -28,12 +28,18 @@ use std::{
 
 use bytes::Bytes;
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
-use tokio::{io::Interest, net::UdpSocket, sync::oneshot, task::spawn_local, time::timeout};
+use tokio::{
+    io::Interest,
+    net::UdpSocket,
+    sync::oneshot,
+    task::spawn_local,
+    time::{sleep, timeout},
+};
 use vtl_control::CarrierPath;
 use vtl_proto::frame::Side;
 
 use super::{
-    Expected, HANDSHAKE, Local,
+    Expected, HANDSHAKE, Local, SOCKET_PAUSE,
     library::{Library, Opened, Opening, Opens, ms},
     sealed,
 };
@@ -195,7 +201,7 @@ impl Library for Sctp {
         const OFTEN: Duration = Duration::from_millis(2);
         Box::pin(async {
             while !self.wire.associations.borrow().is_empty() {
-                tokio::time::sleep(OFTEN).await;
+                sleep(OFTEN).await;
             }
         })
     }
@@ -261,8 +267,7 @@ impl Wire {
                 })
                 .await;
             let Ok(got) = got else {
-                // An ICMP error for a sent packet, or out of memory.
-                tokio::task::yield_now().await;
+                sleep(SOCKET_PAUSE).await;
                 continue;
             };
             for (meta, buffer) in metas.iter().zip(&buffers).take(got) {
