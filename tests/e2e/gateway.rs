@@ -193,6 +193,16 @@ fn gateway__between_hosts_without_vtl() {
         );
         assert_eq!(client.says("abort", address, 80), "aborted", "{address}");
         assert_eq!(served.line(), "end: ECONNRESET");
+        // What was marked as urgent at the server, and at the client.
+        assert_eq!(
+            client.says("urgent", address, 80),
+            "some!more 4rest 11 ?",
+            "{address}"
+        );
+        if i == 0 {
+            // A server that does not read: the client stops in front of bounded windows.
+            assert_eq!(client.says("stall", address, 80), "stopped, whole");
+        }
         // The truth of what does not come about: nobody listens; nobody is there.
         assert_eq!(
             client.says("connect", address, 81),
