@@ -233,7 +233,7 @@ impl Flows {
         forwarded: Forwarded,
     ) -> Option<HeldConnect> {
         let ends @ [src, dest] = [syn.source(), syn.target()];
-        let is_known = shared.broker.knows(src.ip());
+        let is_known = shared.broker.serves(src.ip()) || shared.broker.knows(src.ip());
         if !is_known && !admits(&self.table().0, ends, forwarded) {
             self.release(ends);
             return None;
