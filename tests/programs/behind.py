@@ -205,7 +205,7 @@ def client(name, address, port):
     with stream:
         if name == "connect":
             return "connected"
-        commands = {"abort": "wait", "many": "names"}
+        commands = {"abort": "wait", "flood": "wait", "many": "names"}
         stream.sendall(commands.get(name, name).ljust(6).encode())
         if name == "names":
             own, seen = [stream.getsockname()[:2], stream.getpeername()[:2]], ast.literal_eval(stream.recv(1000).decode())
@@ -235,6 +235,12 @@ def client(name, address, port):
             fine = [each.recv(1000).decode() for each in more]
             ends = [repr([each.getsockname()[:2], each.getpeername()[:2]]) for each in more]
             return "same" if fine == ends else "other addresses"
+        if name == "flood":
+            try:
+                while True:
+                    stream.sendall(bytes(65536))
+            except OSError as error:
+                return errno.errorcode[error.errno]
         if name in ("echo", "urgent"):
             return globals()[name](stream)
         if name == "stall":
