@@ -151,6 +151,12 @@ impl Gateways {
         if accepts.is_ok_and(|accepts| accepts.trim() != "0") {
             return Err(HookerError::MarksAccepted);
         }
+        let demux = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_early_demux");
+        if demux.is_ok_and(|demux| demux.trim() != "0") {
+            tracing::info!(
+                "gateway: net.ipv4.tcp_early_demux is on: for a minute after vtld has ended, no connection is forwarded that has the ends of a carried one"
+            );
+        }
         self.load(shared, Vec::new())?;
         self.entries.push(Entry {
             gateway,
