@@ -144,16 +144,24 @@ static __always_inline int enter(const struct vtl_four_tuple *ends, int outside,
     return !failed;
 }
 
+/* The interfaces that a SYN came in by and would leave by. Read once: the verifier takes no address
+ * of a field of the context that clang keeps for a second look. */
+struct way {
+    __u32 in, out;
+};
+
 /* Tells vtld of a SYN; 0: no room. */
 static __always_inline int tell(struct __sk_buff *skb, const struct vtl_four_tuple *ends, __u32 len,
-                                __u32 hop, int outside, const struct vtl_flow_name *flow) {
+                                struct way way, int outside, int onward,
+                                const struct vtl_flow_name *flow) {
     struct vtl_gateway_syn *s = bpf_ringbuf_reserve(&vtl_gateway_syns, sizeof(*s), 0);
 
     if (!s)
         return 0;
-    s->ifindex = hop;
-    s->out = skb->ifindex;
+    s->ifindex = outside ? way.in : way.out;
+    s->out = way.out;
     s->outside = outside;
+    s->onward = onward;
     s->ends = *ends;
     s->flow = *flow;
     /* clang knows that headers are no longer, but the verifier does not. */
@@ -170,20 +178,19 @@ static __always_inline int tell(struct __sk_buff *skb, const struct vtl_four_tup
 
 /* Decides on a SYN with these ends. */
 static __always_inline int hold(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 off,
-                                const struct vtl_four_tuple *ends) {
-    __u32 in = skb->ingress_ifindex, out = skb->ifindex, hop;
+                                const struct vtl_four_tuple *ends, struct way way) {
     struct vtl_flow_name flow = {};
+    int outside, leaves, onward, fresh;
     enum syn_says says;
-    int outside, fresh;
 
     says = vtl_option(skb, off, tcp->doff, &flow);
     if (says == SYN_BOUND)
         return TC_ACT_UNSPEC;
     /* Those with the option come from a VTL host, or another gateway; those without go to one. */
     outside = says != SYN_NOTHING;
-    hop = outside ? in : out;
+    leaves = carries(way.out, &ends->to) && !is_bypassed(&ends->to);
     if (!is_held(ends)) {
-        if (!carries(hop, &ends->to) || (!outside && is_bypassed(&ends->to)))
+        if (outside ? !carries(way.in, &ends->to) : !leaves)
             return TC_ACT_UNSPEC;
         /* A control connection is for vtld only: the host behind must not see one. */
         if (!is_served())
@@ -191,7 +198,8 @@ static __always_inline int hold(struct __sk_buff *skb, const struct tcphdr *tcp,
     }
     if (!enter(ends, outside, &fresh))
         return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
-    if (tell(skb, ends, off + tcp->doff * 4, hop, outside, &flow) || !fresh)
+    onward = says == SYN_FLOW && leaves;
+    if (tell(skb, ends, off + tcp->doff * 4, way, outside, onward, &flow) || !fresh)
         return TC_ACT_SHOT;
     if (outside)
         bpf_map_delete_elem(&vtl_gateway_outside, ends);
@@ -204,6 +212,7 @@ static __always_inline int hold(struct __sk_buff *skb, const struct tcphdr *tcp,
  * take leaves as it would without a gateway. */
 SEC("tcx/egress")
 int vtl_gateway_hold(struct __sk_buff *skb) {
+    struct way way = {VTL_LOAD(skb->ingress_ifindex), VTL_LOAD(skb->ifindex)};
     struct vtl_four_tuple ends;
     struct tcphdr tcp, *seen;
     __u8 *arrived;
@@ -211,7 +220,7 @@ int vtl_gateway_hold(struct __sk_buff *skb) {
     __u32 off;
 
     /* 0: this host's own. */
-    if (!skb->ingress_ifindex || skb->ingress_ifindex == skb->ifindex)
+    if (!way.in || way.in == way.out)
         return TC_ACT_UNSPEC;
     seen = glance(skb, &odd);
     if (surely_no_syn(seen, odd) || !load_tcp(skb, &tcp, &off, &v4) || !tcp.syn || tcp.ack)
@@ -224,7 +233,7 @@ int vtl_gateway_hold(struct __sk_buff *skb) {
     arrived = bpf_map_lookup_elem(&vtl_gateway_arrived, &ends);
     if (!arrived)
         return TC_ACT_UNSPEC;
-    verdict = hold(skb, &tcp, off, &ends);
+    verdict = hold(skb, &tcp, off, &ends, way);
     if (verdict == TC_ACT_UNSPEC)
         *arrived = SYN_FORWARDED;
     return verdict;

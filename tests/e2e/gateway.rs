@@ -1,5 +1,7 @@
 //! Gateways: hosts without VTL behind routers that carry their connections (`vtl gateway`).
 
+mod chain;
+
 use std::{fs, net::IpAddr, path::PathBuf, process::Command};
 
 use serde_json::Value;
@@ -21,62 +23,71 @@ impl Drop for Behind {
     }
 }
 
+/// The name of a testbed's host, as of `ip netns`.
+fn netns(world: &World, host: Host) -> String {
+    let path = world.testbed.netns_path(host);
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.expect("UTF-8").to_owned()
+}
+
+/// Runs `ip` with these words.
+fn ip(line: &str) {
+    run(Command::new("ip").args(line.split(' ')));
+}
+
+/// The networks behind a router with this number, and their first part.
+fn networks(number: u32) -> [(String, &'static str, &'static str); 2] {
+    [
+        (format!("10.98.{number}."), "0", "24"),
+        (format!("fd98:{number}::"), "", "64"),
+    ]
+}
+
 impl Behind {
     fn new(world: &World, router: Host) -> Self {
+        let (number, other) = match router {
+            Host::Client => (1, Host::Server),
+            _ => (2, Host::Client),
+        };
         let name = format!("{}-behind-{}", world.testbed.name(), router.name());
-        let number = if router == Host::Client { 1 } else { 2 };
-        let (v4, v6) = (format!("10.98.{number}"), format!("fd98:{number}:"));
-        let behind = Self {
-            name,
-            addresses: [format!("{v4}.2"), format!("{v6}:2")]
-                .map(|ip| ip.parse().expect("an address")),
-        };
-        let name = &*behind.name;
-        // A run that was killed could not take its own away.
-        let _ = Command::new("ip").args(["netns", "del", name]).output();
-        let path = |host| {
-            let path = world.testbed.netns_path(host);
-            let name = path.file_name().and_then(|name| name.to_str());
-            name.expect("UTF-8").to_owned()
-        };
-        let router_name = path(router);
-        run(Command::new("ip").args(["netns", "add", name]));
-        let other = if router == Host::Client {
-            Host::Server
-        } else {
-            Host::Client
-        };
-        for line in [
-            format!("-n {router_name} link add inside type veth peer name out netns {name}"),
-            format!("-n {router_name} addr add {v4}.1/24 dev inside"),
-            format!("-n {router_name} addr add {v6}:1/64 dev inside nodad"),
-            format!("-n {router_name} link set inside up"),
-            format!("-n {name} addr add {v4}.2/24 dev out"),
-            format!("-n {name} addr add {v6}:2/64 dev out nodad"),
-            format!("-n {name} link set lo up"),
-            format!("-n {name} link set out up"),
-            format!("-n {name} route add default via {v4}.1"),
-            format!("-n {name} route add default via {v6}:1"),
-            format!(
-                "-n {} route replace {v4}.0/24 via {}",
-                path(other),
-                world.testbed.addr4(router)
-            ),
-            format!(
-                "-n {} route replace {v6}:/64 via {}",
-                path(other),
-                world.testbed.addr6(router)
-            ),
-        ] {
-            run(Command::new("ip").args(line.split(' ')));
-        }
-        let forward = || {
-            for (key, value) in [("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")] {
-                fs::write(format!("/proc/sys/net/{key}"), value).expect("a sysctl");
-            }
-        };
-        world.testbed.in_netns(router, forward).expect("there");
+        let behind = Self::of(&netns(world, router), name, number);
+        let router = [
+            world.testbed.addr4(router).into(),
+            world.testbed.addr6(router).into(),
+        ];
+        route(&netns(world, other), number, router);
         behind
+    }
+
+    /// A host behind the router in a namespace, which has no other network of this number.
+    fn of(router: &str, name: String, number: u32) -> Self {
+        // A run that was killed could not take its own away.
+        let _ = Command::new("ip").args(["netns", "del", &name]).output();
+        ip(&format!("netns add {name}"));
+        ip(&format!(
+            "-n {router} link add inside type veth peer name out netns {name}"
+        ));
+        let addresses = networks(number).map(|(network, _, bits)| {
+            ip(&format!(
+                "-n {router} addr add {network}1/{bits} dev inside{}",
+                nodad(&network)
+            ));
+            ip(&format!(
+                "-n {name} addr add {network}2/{bits} dev out{}",
+                nodad(&network)
+            ));
+            format!("{network}2").parse().expect("an address")
+        });
+        ip(&format!("-n {router} link set inside up"));
+        ip(&format!("-n {name} link set lo up"));
+        ip(&format!("-n {name} link set out up"));
+        for (network, ..) in networks(number) {
+            ip(&format!("-n {name} route add default via {network}1"));
+        }
+        run(Command::new("ip")
+            .args(["netns", "exec", router, "sysctl", "-qw"])
+            .args(["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]));
+        Self { name, addresses }
     }
 
     fn command(&self, program: &str) -> Command {
@@ -104,6 +115,20 @@ impl Behind {
         let mut server = Spoken::start(self.python("serve", address, port));
         assert_eq!(server.line(), "ready");
         server
+    }
+}
+
+/// How addresses of this network are added: at once.
+fn nodad(network: &str) -> &'static str {
+    if network.contains(':') { " nodad" } else { "" }
+}
+
+/// Has a namespace reach the networks of this number by a router.
+fn route(from: &str, number: u32, router: [IpAddr; 2]) {
+    for ((network, host, bits), router) in networks(number).into_iter().zip(router) {
+        ip(&format!(
+            "-n {from} route replace {network}{host}/{bits} via {router}"
+        ));
     }
 }
 
@@ -193,6 +218,12 @@ fn gateway__between_hosts_without_vtl() {
         );
         assert_eq!(client.says("abort", address, 80), "aborted", "{address}");
         assert_eq!(served.line(), "end: ECONNRESET");
+        // What was marked as urgent at the server, and at the client.
+        assert_eq!(
+            client.says("urgent", address, 80),
+            "some!more 4rest 11 ?",
+            "{address}"
+        );
         // The truth of what does not come about: nobody listens; nobody is there.
         assert_eq!(
             client.says("connect", address, 81),

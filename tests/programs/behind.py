@@ -6,7 +6,9 @@ behind.py NAME ADDRESS PORT: does what NAME says as the client, and prints the o
 
 import ast
 import errno
+import fcntl
 import hashlib
+import select
 import socket
 import struct
 import sys
@@ -14,7 +16,9 @@ import threading
 import time
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset instead of an end
-MUCH = 64 << 20
+SIOCATMARK = 0x8905  # linux/sockios.h
+MUCH = 96 << 20  # more than all buffers and windows on the way
+MORE = threading.Event()  # stalled servers read on
 
 
 def everything(stream):
@@ -23,6 +27,21 @@ def everything(stream):
         sum.update(chunk)
         count += len(chunk)
     return f"{count} {sum.hexdigest()}"
+
+
+def with_mark(stream):
+    """All bytes up to the end, and how many there were before TCP's urgent mark (RFC 6093)."""
+    got, mark = b"", None
+    # Only of a byte that has arrived it is certain whether it is the urgent one.
+    while stream.recv(1, socket.MSG_PEEK):
+        if struct.unpack("i", fcntl.ioctl(stream, SIOCATMARK, bytes(4)))[0]:
+            mark = len(got)
+        got += stream.recv(1)
+    return f"{got.decode()} {mark}"
+
+
+def block(number):
+    return hashlib.sha256(number.to_bytes(8, "big")).digest() * 2048
 
 
 def serve_one(stream, address):
@@ -38,15 +57,19 @@ def serve_one(stream, address):
                 stream.sendall(b"before")
                 stream.recv(5, socket.MSG_WAITALL)
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            elif command == "much  ":
-                sent = 0
-                stream.settimeout(2)
-                try:
-                    while sent < MUCH:
-                        sent += stream.send(bytes(65536))
-                except socket.timeout:
-                    pass
-                print("stopped at", sent, flush=True)
+            elif command == "echo  ":
+                while chunk := stream.recv(65536):
+                    stream.sendall(chunk)
+            elif command == "urgent":
+                seen = with_mark(stream)
+                stream.sendall(seen.encode())
+                stream.send(b"?", socket.MSG_OOB)
+                stream.sendall(b"rest")
+            elif command == "stall ":
+                MORE.wait()
+                stream.sendall(everything(stream).encode())
+            elif command == "more  ":
+                MORE.set()
             elif command == "wait  ":
                 stream.sendall(b"go on")
                 print("end:", end_of(stream), flush=True)
@@ -67,6 +90,9 @@ def serve(address, port):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Its connections have both from their first byte on.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((address, port))
@@ -117,6 +143,56 @@ def malformed(address, port):
     return "sent"
 
 
+def echo(stream):
+    """Bytes both ways at once, and the end of one way before that of the other."""
+    data = b"".join(map(block, range(32)))
+
+    def send():
+        stream.sendall(data)
+        stream.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    wanted = f"{len(data)} {hashlib.sha256(data).hexdigest()}"
+    got = everything(stream)
+    sender.join()
+    return "whole" if got == wanted else "other bytes"
+
+
+def urgent(stream):
+    """The urgent byte in line there (SO_OOBINLINE), and beside the others here (MSG_OOB)."""
+    stream.sendall(b"some")
+    stream.send(b"!", socket.MSG_OOB)
+    stream.sendall(b"more")
+    stream.shutdown(socket.SHUT_WR)
+    select.select([], [], [stream], 20)
+    beside = stream.recv(1, socket.MSG_OOB).decode()
+    return f"{with_mark(stream)} {beside}"
+
+
+def stall(stream, address, port):
+    """As much as can be written while the server does not read; then it does."""
+    sum, sent, left = hashlib.sha256(), 0, b""
+    stream.settimeout(1)
+    try:
+        while sent < MUCH:
+            left = left or block(sent // 65536)
+            count = stream.send(left)
+            sum.update(left[:count])
+            sent, left = sent + count, left[count:]
+    except socket.timeout:
+        pass
+    stream.settimeout(20)
+    with socket.create_connection((address, port), timeout=20) as more:
+        more.sendall(b"more  ")
+        more.recv(1)
+    stream.shutdown(socket.SHUT_WR)
+    wanted = f"{sent} {sum.hexdigest()}"
+    if stream.recv(1000).decode() != wanted:
+        return "other bytes"
+    return "never stopped" if sent >= MUCH else "stopped, whole"
+
+
 def client(name, address, port):
     try:
         if name in ("again", "malformed"):
@@ -129,7 +205,7 @@ def client(name, address, port):
     with stream:
         if name == "connect":
             return "connected"
-        commands = {"abort": "wait", "many": "names"}
+        commands = {"abort": "wait", "flood": "wait", "many": "names"}
         stream.sendall(commands.get(name, name).ljust(6).encode())
         if name == "names":
             own, seen = [stream.getsockname()[:2], stream.getpeername()[:2]], ast.literal_eval(stream.recv(1000).decode())
@@ -159,10 +235,16 @@ def client(name, address, port):
             fine = [each.recv(1000).decode() for each in more]
             ends = [repr([each.getsockname()[:2], each.getpeername()[:2]]) for each in more]
             return "same" if fine == ends else "other addresses"
-        if name == "much":
-            stream.recv(1)
-            sys.stdin.read()
-            return "over"
+        if name == "flood":
+            try:
+                while True:
+                    stream.sendall(bytes(65536))
+            except OSError as error:
+                return errno.errorcode[error.errno]
+        if name in ("echo", "urgent"):
+            return globals()[name](stream)
+        if name == "stall":
+            return stall(stream, address, port)
     return "?"
 
 

@@ -51,6 +51,7 @@ struct vtl_gateway_syn {
     __u32 out;     /* the interface that it would leave by */
     __u32 len;     /* bytes in use of `packet` */
     __u32 outside; /* 1: from beyond the hop, with the option, whose content is `flow` */
+    __u32 onward;  /* 1: as well, and `out` is another hop, which is to carry it, too */
     struct vtl_flow_name flow;
     struct vtl_four_tuple ends;
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header */

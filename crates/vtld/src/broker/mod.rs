@@ -480,6 +480,10 @@ impl hooker::Broker for Handle {
         self.flows.knows(host)
     }
 
+    fn serves(&self, host: IpAddr) -> bool {
+        self.flows.serves(host)
+    }
+
     fn is_there(&self) -> bool {
         self.flows.is_there() && self.pulse.is_there()
     }

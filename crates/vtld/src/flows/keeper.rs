@@ -143,9 +143,7 @@ impl Flows {
     }
 
     fn end(&self, peer: &Peer) {
-        if peer.key.opener == Side::Local {
-            self.names.set_known(peer.key, false);
-        }
+        self.names.set_known(peer.key, false);
         self.forget(peer);
         peer.close_carriers();
     }
@@ -470,6 +468,7 @@ impl Flows {
     /// Serves an accepted control connection after the peer's HELLO, until it ends.
     async fn serve_controlled(self: Rc<Self>, peer: Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
+        self.names.set_known(peer.key, true);
         peer.forget_wants();
         let receiving = async {
             let each = |frame: Frame<'_>| match frame {
@@ -518,6 +517,9 @@ impl Flows {
             () = self.tell_addresses(&peer, &control) => {}
         }
         peer.lost_control(&control);
+        // There may be another one already.
+        let has_control = peer.control.borrow().is_some();
+        self.names.set_known(peer.key, has_control);
     }
 }
 

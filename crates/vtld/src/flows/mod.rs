@@ -147,7 +147,7 @@ type Latest = Vec<(Desired, FlowName)>;
 #[derive(Default)]
 pub(crate) struct Names {
     latest: Mutex<HashMap<(IpAddr, IpAddr), Latest>>,
-    /// Associations opened by this host whose control connection is up.
+    /// Associations whose control connection is up.
     known: Mutex<HashSet<Key>>,
     /// Associations of `auto` for which the model has chosen TCP under its own control.
     without_bbr: Mutex<HashSet<Key>>,
@@ -161,7 +161,19 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Names {
     /// Whether this host has opened an association with `peer` whose control connection is up.
     pub(crate) fn knows(&self, peer: IpAddr) -> bool {
-        lock(&self.known).iter().any(|key| key.peer == peer)
+        self.has_known(Side::Local, peer)
+    }
+
+    /// The same of an association that `peer` has opened.
+    pub(crate) fn serves(&self, peer: IpAddr) -> bool {
+        self.has_known(Side::Peer, peer)
+    }
+
+    fn has_known(&self, opener: Side, peer: IpAddr) -> bool {
+        let known = lock(&self.known);
+        known
+            .iter()
+            .any(|key| (key.opener, key.peer) == (opener, peer))
     }
 
     fn set_known(&self, key: Key, is_known: bool) {
@@ -585,4 +597,27 @@ fn no_such(number: u64) -> String {
 /// Nanoseconds since `since`, the clock of `vtl-core`.
 fn now_ns(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names__tell_whom_this_host_serves() {
+        let names = Names::default();
+        let [local, peer] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().expect("an address"));
+        let key = |opener| Key {
+            opener,
+            local,
+            peer,
+            tag: 1,
+        };
+        names.set_known(key(Side::Peer), true);
+        assert!(names.serves(peer) && !names.knows(peer) && !names.serves(local));
+        names.set_known(key(Side::Local), true);
+        names.set_known(key(Side::Peer), false);
+        assert!(names.knows(peer) && !names.serves(peer));
+    }
 }

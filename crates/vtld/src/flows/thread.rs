@@ -145,6 +145,11 @@ impl Handle {
         self.shared.names.knows(host)
     }
 
+    /// Whether there is an association that `host` has opened.
+    pub(crate) fn serves(&self, host: IpAddr) -> bool {
+        self.shared.names.serves(host)
+    }
+
     /// Allocates the name of the next flow between two addresses. `required`: without fallback to TCP.
     pub(crate) fn name_flow(
         &self,

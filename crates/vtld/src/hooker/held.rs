@@ -233,7 +233,7 @@ impl Flows {
         forwarded: Forwarded,
     ) -> Option<HeldConnect> {
         let ends @ [src, dest] = [syn.source(), syn.target()];
-        let is_known = shared.broker.knows(src.ip());
+        let is_known = shared.broker.serves(src.ip()) || shared.broker.knows(src.ip());
         if !is_known && !admits(&self.table().0, ends, forwarded) {
             self.release(ends);
             return None;
@@ -465,6 +465,18 @@ impl HeldConnect {
         self.0.forwarded.is_some()
     }
 
+    /// Whether it comes from beyond one hop of this gateway, and leaves by another that is to carry it, too.
+    pub(super) fn is_onward(&self) -> bool {
+        self.0.via.as_ref().is_some_and(|via| via.is_onward)
+    }
+
+    /// Has it leave by plain TCP.
+    pub(super) fn leave_plain(&mut self) {
+        if let Some(via) = &mut self.0.via {
+            via.is_onward = false;
+        }
+    }
+
     /// The interface that its SYN would have left by, if this host forwards it.
     pub(super) fn exit(&self) -> Option<u32> {
         self.0.via.as_ref().map(|via| via.exit)
@@ -483,25 +495,36 @@ impl HeldConnect {
     /// Accepts the connect. `accepted` is called on the Hooker's thread, must not block, and gets
     /// the application's connection, non-blocking, or an error if the application has gone. Drop
     /// of the stream resets the connection (SO_LINGER 0): turn that off right before the shutdown
-    /// that closes it in order.
+    /// that closes it in order. Between two hops it gets a connection with the first one's flow.
     pub fn accept(mut self, accepted: impl FnOnce(io::Result<TcpStream>) + Send + 'static) {
-        self.0.answered = true;
+        let is_onward = self.is_onward();
         let via = self.0.via.take();
-        let accepted = move |app: io::Result<TcpStream>| {
+        let mut accepted: Accepted = Box::new(move |app| {
             if let (Ok(_), Some(via)) = (&app, via) {
-                via.carried.fetch_add(1, Ordering::Relaxed);
+                for carried in via.carried {
+                    carried.fetch_add(1, Ordering::Relaxed);
+                }
             }
             accepted(app);
-        };
+        });
+        if let Some(Forwarded::Outside(name)) = self.0.forwarded.filter(|_| is_onward) {
+            let joint = match gateway::Joint::open(&self.0.shared) {
+                Ok(joint) => joint,
+                Err(error) => {
+                    self.put_off();
+                    return accepted(Err(error));
+                }
+            };
+            let shared = Arc::clone(&self.0.shared);
+            accepted = gateway::join(shared, self.0.ends, name, joint, accepted);
+        }
+        self.0.answered = true;
         let flows = &self.0.flows;
         let mut guard = flows.table();
         match guard.0.get_mut(&self.0.ends) {
             Some(entry) if entry.id == self.0.id => {
                 let deadline = Instant::now() + ACCEPT_TIMEOUT;
-                entry.state = State::Injected {
-                    accepted: Box::new(accepted),
-                    deadline,
-                };
+                entry.state = State::Injected { accepted, deadline };
                 flows.inject.send(entry.syn.bytes(), entry.syn.target());
             }
             _ => {

@@ -174,6 +174,11 @@ pub trait Broker: Send + Sync + 'static {
         false
     }
 
+    /// Whether there is an association that the host has opened.
+    fn serves(&self, _host: IpAddr) -> bool {
+        false
+    }
+
     /// Whether it is responsive: if it hangs, connections are left to TCP.
     fn is_there(&self) -> bool {
         true

@@ -270,6 +270,12 @@ impl Worker {
         for token in due {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let mut held = attempt.cancel(&self.shared);
+                if held.is_onward() {
+                    self.note_plain(held.dest());
+                    held.leave_plain();
+                    self.connect(held, None);
+                    continue;
+                }
                 if held.is_forwarded() {
                     // As after an answer without the option: the path may drop it, or the way back be another.
                     let ttl = match self.spoke.contains(&held.dest()) {
@@ -300,15 +306,15 @@ impl Worker {
     fn opened(&mut self, mut held: HeldConnect) {
         match held.forwarded() {
             None => {}
-            Some(Forwarded::Inside) => {
-                let name = self.shared.broker.name_flow(&held);
-                return self.connect(held, Some(name));
-            }
             Some(Forwarded::Outside(name)) if name.number == CONTROL_CONNECTION => {
                 // For this daemon alone.
                 return self.accept_outside(held, None);
             }
-            Some(Forwarded::Outside(_)) => return self.connect(held, None),
+            Some(Forwarded::Outside(_)) if !held.is_onward() => return self.connect(held, None),
+            Some(_) => {
+                let name = self.shared.broker.name_flow(&held);
+                return self.connect(held, Some(name));
+            }
         }
         match discovery::find_source(&mut held) {
             Err(error) => self.fail(held, &error),
@@ -333,6 +339,11 @@ impl Worker {
     fn connect(&mut self, held: HeldConnect, offer: Option<FlowName>) {
         let attempt = match discovery::start(&self.shared, held, offer) {
             Ok(attempt) => attempt,
+            Err((mut held, error)) if held.is_onward() => {
+                tracing::debug!(%error, dest = %held.dest(), "gateway: cannot begin the next hop: plain TCP there");
+                held.leave_plain();
+                return self.connect(held, None);
+            }
             Err((held, error)) => return self.fail(held, &error),
         };
         self.last += 1;
@@ -366,9 +377,15 @@ impl Worker {
         let _ = self.epoll.delete(&attempt.socket);
         match attempt.finish(&self.shared) {
             Err((held, error)) => held.refuse(ConnectError::from(&error)),
-            Ok(Connected { held, stream, .. })
-                if matches!(held.forwarded(), Some(Forwarded::Outside(_))) =>
-            {
+            Ok(Connected {
+                mut held,
+                stream,
+                understood: None,
+            }) if matches!(held.forwarded(), Some(Forwarded::Outside(_))) => {
+                if held.is_onward() {
+                    self.note_plain(held.dest());
+                    held.leave_plain();
+                }
                 self.accept_outside(held, Some(stream));
             }
             Ok(Connected {
@@ -417,25 +434,31 @@ impl Worker {
 
     /// Proxies a connection to a destination without VTL, later connects to which are not captured.
     fn proxy(&self, held: HeldConnect, stream: TcpStream) {
-        tracing::debug!(dest = %held.dest(), "hooker: the destination does not answer VTL's option: plain TCP");
-        // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an earlier
-        // connection from the same port in TIME_WAIT and never reached vtld.
-        if !self.shared.broker.knows(held.dest().ip()) {
-            // Short if it has spoken VTL: its daemon may be restarting.
-            let ttl = match self.spoke.contains(&held.dest()) {
-                true => RETURN,
-                false => self.shared.config.plain_ttl,
-            };
-            if let Err(error) = self.shared.maps.leave_plain(held.dest(), ttl) {
-                tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
-            }
-        }
+        self.note_plain(held.dest());
         let proxy = self.shared.proxy.clone();
         held.accept(move |app| {
             if let Ok(app) = app {
                 proxy.join(app, stream, None);
             }
         });
+    }
+
+    /// Notes that a destination has not answered VTL's option.
+    fn note_plain(&self, dest: SocketAddr) {
+        tracing::debug!(%dest, "hooker: the destination does not answer VTL's option: plain TCP");
+        // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
+        // earlier connection from the same port in TIME_WAIT and never reached vtld.
+        if self.shared.broker.knows(dest.ip()) {
+            return;
+        }
+        // Short if it has spoken VTL: its daemon may be restarting.
+        let ttl = match self.spoke.contains(&dest) {
+            true => RETURN,
+            false => self.shared.config.plain_ttl,
+        };
+        if let Err(error) = self.shared.maps.leave_plain(dest, ttl) {
+            tracing::debug!(%error, "hooker: cannot remember a destination without VTL");
+        }
     }
 
     fn captured(&mut self, index: usize) {

@@ -58,8 +58,8 @@ pub(in super::super) fn open(
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let is_inside = held.forwarded() == Some(Forwarded::Inside);
-    if is_inside && held.exit() != scope::exit(dest.ip(), any, 0).ok() {
+    let leaves = held.forwarded() == Some(Forwarded::Inside) || held.is_onward();
+    if leaves && held.exit() != scope::exit(dest.ip(), any, 0).ok() {
         return Err(io::Error::other("the router's own route is another"));
     }
     if !is_tracked() {

@@ -3,12 +3,13 @@
 //! - A SYN goes through the kernel's forwarding and is held where it would leave ([`HeldConnect`]). Its real connection
 //!   is opened in the client's name (`connect.rs`); only when that has an answer does the client get one.
 //! - From there on a gateway is the Hooker: the client's connection takes the place of an application's, or at the far
-//!   end of the hop the server's does.
+//!   end of the hop the server's does. Between two hops it is a flow of each (`joint.rs`).
 //! - Packets of both connections are routed to this host by a mark (`routes.rs`).
 //!
 //! [`HeldConnect`]: super::HeldConnect
 
 mod connect;
+mod joint;
 mod kernel;
 mod routes;
 
@@ -38,6 +39,7 @@ use super::{
 };
 
 pub(super) use connect::{connect_control, open};
+pub(super) use joint::{Joint, join};
 pub(super) use kernel::Table;
 pub(super) use routes::sweep;
 
@@ -75,11 +77,14 @@ struct Entry {
 
 /// The gateway of a held connect, and its way.
 pub(super) struct Via {
+    /// What it leaves by, if it leaves by a hop.
     pub(super) wish: Wish,
-    /// Counts connections.
-    pub(super) carried: Arc<AtomicU64>,
+    /// Count connections, one for each of its hops.
+    pub(super) carried: Vec<Arc<AtomicU64>>,
     /// Index of the interface that its SYN would have left by.
     pub(super) exit: u32,
+    /// It comes from beyond one hop, and leaves by another that is to carry it, too.
+    pub(super) is_onward: bool,
 }
 
 /// All gateways of this host.
@@ -145,6 +150,12 @@ impl Gateways {
         let accepts = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept");
         if accepts.is_ok_and(|accepts| accepts.trim() != "0") {
             return Err(HookerError::MarksAccepted);
+        }
+        let demux = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_early_demux");
+        if demux.is_ok_and(|demux| demux.trim() != "0") {
+            tracing::info!(
+                "gateway: net.ipv4.tcp_early_demux is on: for a minute after vtld has ended, no connection is forwarded that has the ends of a carried one"
+            );
         }
         self.load(shared, Vec::new())?;
         self.entries.push(Entry {
@@ -235,15 +246,22 @@ pub(super) fn hold(
             number: u32::from_be(event.flow.number),
         }),
     };
-    let (wish, carried) = match shared.gateways().of(event.ifindex) {
-        Some(entry) => (entry.wish.clone(), Arc::clone(&entry.carried)),
-        None => Default::default(),
-    };
-    let via = Via {
-        wish,
-        carried,
+    let is_onward = event.onward != 0;
+    let hops = [event.ifindex, event.out];
+    let mut via = Via {
+        wish: Wish::default(),
+        carried: Vec::new(),
         exit: event.out,
+        is_onward,
     };
+    let mut gateways = shared.gateways();
+    for hop in &hops[..1 + usize::from(is_onward)] {
+        if let Some(entry) = gateways.of(*hop) {
+            via.wish = entry.wish.clone();
+            via.carried.push(Arc::clone(&entry.carried));
+        }
+    }
+    drop(gateways);
     flows.hold_forwarded(shared, syn, via, forwarded)
 }
 
