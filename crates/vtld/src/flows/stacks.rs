@@ -251,16 +251,10 @@ fn paths(
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {
-    use super::*;
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().expect("an address")
-    }
-
-    fn own(address: &str, index: u32) -> Own {
-        let address = ip(address);
-        Own { address, index }
-    }
+    use super::{
+        super::addresses::tests::{ip, own},
+        *,
+    };
 
     fn home() -> Path {
         (ip("10.1.0.1"), ip("10.1.0.2"))
