@@ -99,7 +99,10 @@ impl Flows {
             }
             while tasks.try_join_next().is_some() {}
             let other = async {
-                sleep(TELLING).await;
+                // The first addresses are followed at once.
+                if state.1 {
+                    sleep(TELLING).await;
+                }
                 peer.until(|peer| peer.stacks_state() != state).await;
             };
             tokio::select! {
