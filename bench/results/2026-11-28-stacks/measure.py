@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Flows over two paths: `multipath` beside one path alone and the kernel's MPTCP, in the same run, alternating.
 
-    sudo python3 measure.py bulk|cold|slow|cut|messages|trace [ROUNDS] [MIB]      # from the repository's top, after make build
+    sudo python3 measure.py bulk|cold|far|slow|cut|dead|messages|trace [ROUNDS] [MIB]      # from the repository's top, after make build
 
 Two testbeds, of which the second lends its hosts' interfaces to the first. Prints rows of CSV.
 """
@@ -268,6 +268,34 @@ def cuts(rounds):
             world.close()
 
 
+def dead(rounds):
+    """The first path is dead for so long that the server's control connection times out in mid-transfer: sooner than
+    after its four minutes, as TCP gives up after two repetitions here, and the server has an address to tell."""
+    world = World((20, 50, 1), (60, 50, 1))
+    try:
+        server = f"{A}-server"
+        sh(*host("server"), "sysctl", "-qw", "net.ipv4.tcp_retries2=2")
+        sh("ip", "-n", server, "link", "add", "third", "type", "veth", "peer", "name", "fourth")
+        sh("ip", "-n", server, "link", "set", "fourth", "up")
+        world.meet("multipath", 2)
+        for round_ in range(rounds):
+            steps = [(2.5, lambda: lab(A, "set", "--loss", "100%")),
+                     (4, lambda: sh("ip", "-n", server, "address", "add", "10.98.0.2/24", "dev", "third")),
+                     (4, lambda: sh("ip", "-n", server, "link", "set", "third", "up"))]
+            timers = [threading.Timer(*step) for step in steps]
+            for timer in timers:
+                timer.start()
+            took, longest, at, *_ = world.client("multipath", "get", str(96 * MIB)).strip().split(",")
+            left = sh(*host("server"), "ss", "-Htno", "state", "established")
+            print(f"dead,multipath,{round_},{took},{longest},{at}", flush=True)
+            print("# left:", " | ".join(left.splitlines()), file=sys.stderr)
+            lab(A, "set", "--loss", "1%")
+            sh("ip", "-n", server, "address", "del", "10.98.0.2/24", "dev", "third")
+            time.sleep(10)
+    finally:
+        world.close()
+
+
 def messages(rounds):
     world = World((20, 50, 5), (22, 50, 5))
     try:
@@ -293,12 +321,17 @@ if __name__ == "__main__":
         carriers = ["graft:stream", "multipath", "mptcp-kernel"]
         transfers("20+60", (20, 50, 1), (60, 50, 1), rounds, carriers, size)
         transfers("60+20", (60, 50, 1), (20, 50, 1), rounds, carriers, size)
+    elif what == "far":
+        carriers = ["graft:stream", "multipath", "mptcp-kernel"]
+        transfers("20+200", (20, 50, 1), (200, 50, 1), rounds, carriers, size)
     elif what == "slow":
         others = [f"multipath:{name}" for name in ("lowest-rtt", "round-robin", "weighted")]
         carriers = ["graft:stream", "multipath", *others, "mptcp-kernel"]
         transfers("20+600", (20, 50, 1), (600, 1, 0), rounds, carriers)
     elif what == "cut":
         cuts(rounds)
+    elif what == "dead":
+        dead(rounds)
     elif what == "messages":
         messages(rounds)
     elif what == "cold":
