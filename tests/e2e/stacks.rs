@@ -1,5 +1,7 @@
 //! Flows of unmodified programs over several paths at once: the carrier `multipath`.
 
+use serde_json::Value;
+use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
 use crate::harness::{World, payload, run, until};
@@ -41,6 +43,30 @@ impl TwoPaths {
         let carriers = self.world.carriers(host);
         let figures = carriers.iter().filter_map(|row| row[figure].as_u64());
         figures.collect()
+    }
+
+    /// The stacks of a host's only flow, as `vtl flow show` has them; none before it begins.
+    fn stacks(&self, host: Host) -> Vec<Value> {
+        let list = self.world.call(host, &Request::FlowList { from: 0 });
+        let Some(id) = list["flows"][0]["id"].as_u64() else {
+            return Vec::new();
+        };
+        let flow = self.world.call(host, &Request::FlowShow { id });
+        flow["stacks"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until a host's only flow has moved bytes by both stacks, the first one the path of its connection.
+    #[track_caller]
+    fn moves_by_both(&self, host: Host, figure: &str) {
+        let (_, second) = SECOND[usize::from(host == Host::Server)];
+        until("bytes by both stacks", || {
+            let stacks = self.stacks(host);
+            let has_moved = |stack: &Value| stack[figure].as_u64() > Some(64 << 10);
+            stacks.len() == 2 && stacks.iter().all(has_moved) && {
+                let are_first = [&stacks[0], &stacks[1]].map(|stack| stack["first"] == true);
+                are_first == [true, false] && stacks[1]["local"] == second
+            }
+        });
     }
 
     /// Takes a host's address on the second path away (`del`), or gives it back (`add`).
@@ -148,6 +174,8 @@ fn multipath__follows_addresses_and_a_take_over() {
     let run = ["--carrier", "multipath"];
     let mut download = paths.world.start_download_run(&run, server, "big");
     download.reaches(MB as u64);
+    paths.moves_by_both(Host::Client, "bytes_received");
+    paths.moves_by_both(Host::Server, "bytes_sent");
     paths.address(Host::Client, "del");
     paths.come_to(1);
     paths.address(Host::Client, "add");

@@ -21,6 +21,7 @@ use vtl_proto::intf;
 use crate::{
     Error, Result,
     link::{self, Hook},
+    netlink::attribute,
 };
 
 /// The attachment; dropping it detaches.
@@ -183,16 +184,6 @@ fn errno(answer: &[u8]) -> io::Result<()> {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
     }
-}
-
-/// A netlink attribute, padded to its alignment.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend((value.len() as u16 + 4).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ pub mod flags;
 pub mod link;
 pub mod load;
 pub mod netdev;
+pub mod netlink;
 pub mod objects;
 pub mod plane;
 pub mod pump;

@@ -619,10 +619,36 @@ pub struct FlowStatus {
     /// The association that it belongs to, as the two hosts number it ([`SelectedPath`] has the same number).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub association: Option<u32>,
+    /// The stacks that it goes by at once (carrier `multipath`); only in answers about a single flow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stacks: Vec<FlowStack>,
     /// Age of its TCP connection, seconds.
     pub age_s: f64,
     /// Reason for `sends_by`.
     pub why: String,
+}
+
+/// A stack of a flow, a carrier on a path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowStack {
+    /// The carrier: `graft`.
+    pub carrier: String,
+    /// This host's address on the path.
+    pub local: IpAddr,
+    /// The other host's.
+    pub peer: IpAddr,
+    /// Whether the path is that of the flow's own connection.
+    pub first: bool,
+    /// Whether it delivers, as far as this host can tell: acknowledgements come in time.
+    pub delivers: bool,
+    /// Smoothed round-trip time, milliseconds.
+    pub rtt_ms: f64,
+    /// Rate at which it sends, of all flows, Mbit/s.
+    pub sends_mbit: f64,
+    /// Bytes of the flow that this host has sent by it, what went by another stack as well included.
+    pub bytes_sent: u64,
+    /// Bytes of the flow that have arrived by it, likewise.
+    pub bytes_received: u64,
 }
 
 /// The rules in force. Answers [`Request::RuleList`](crate::Request::RuleList).

@@ -13,7 +13,7 @@ use nix::{
     net::if_::if_nameindex,
     sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType},
 };
-use vtl_bpf::netdev;
+use vtl_bpf::{netdev, netlink::attribute};
 
 /// The loopback's index in every network namespace.
 pub(crate) const LOOPBACK: u32 = 1;
@@ -115,10 +115,7 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
         (RTA_MARK, &mark.to_ne_bytes()),
     ];
     for (kind, value) in attributes {
-        // All lengths are aligned.
-        message.extend((value.len() as u16 + 4).to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(value);
+        message.extend(attribute(kind, value));
     }
     let length = message.len() as u32;
     message[LENGTH].copy_from_slice(&length.to_ne_bytes());

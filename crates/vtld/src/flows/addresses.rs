@@ -160,14 +160,15 @@ fn read(scope: &Scope) -> Vec<Own> {
 
 #[cfg(test)]
 #[allow(non_snake_case)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn ip(text: &str) -> IpAddr {
+    pub(in super::super) fn ip(text: &str) -> IpAddr {
         text.parse().expect("an address")
     }
 
-    fn own(address: &str, index: u32) -> Own {
+    /// An address of the interface with this index.
+    pub(in super::super) fn own(address: &str, index: u32) -> Own {
         let address = ip(address);
         Own { address, index }
     }

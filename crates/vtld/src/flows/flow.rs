@@ -34,7 +34,7 @@ use super::{
     socket::{self, Got, read},
 };
 use crate::{broker::set_linger, hooker::ClientAddressGuard, netmon::TcpWatch, option, urgent};
-use spread::Spreading;
+use spread::{Shares, Spreading};
 
 /// Maximum size of a read from a socket, and of a chunk, bytes.
 const CHUNK: usize = 64 << 10;
@@ -143,6 +143,8 @@ pub(super) struct State {
     task: RefCell<Option<AbortHandle>>,
     /// The path that bytes arrived by last.
     pub(super) heard_by: Cell<Path>,
+    /// Its bytes by carrier, while it is spread.
+    pub(super) shares: Shares,
     /// Reason for the current send path, for commands.
     pub(super) why: Cell<&'static str>,
     /// Whether the peer's access to this port has been checked.
@@ -183,6 +185,7 @@ impl State {
             pending: RefCell::default(),
             task: RefCell::default(),
             heard_by: Cell::default(),
+            shares: Shares::default(),
             why: Cell::new("no other carrier yet"),
             is_judged: Cell::new(false),
             stays: Cell::new(false),

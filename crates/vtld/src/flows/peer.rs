@@ -511,6 +511,9 @@ impl Peer {
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
             state.licence.note_moved();
+            if self.stacks.was_spread() {
+                state.shares.note(carrier, true, bytes);
+            }
         }
         true
     }
@@ -706,6 +709,7 @@ impl Peer {
     /// Removes a carrier that has broken; its flows go to the best one that is left.
     fn broken(&self, id: CarrierId) {
         for (flow, state) in &*self.flows.borrow() {
+            state.shares.forget(id);
             if self.path(*flow) == Some(Path::Carrier(id)) {
                 state.why.set("its carrier has broken");
                 state.stays.set(false);

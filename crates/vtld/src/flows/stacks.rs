@@ -99,7 +99,10 @@ impl Flows {
             }
             while tasks.try_join_next().is_some() {}
             let other = async {
-                sleep(TELLING).await;
+                // The first addresses are followed at once.
+                if state.1 {
+                    sleep(TELLING).await;
+                }
                 peer.until(|peer| peer.stacks_state() != state).await;
             };
             tokio::select! {
@@ -251,16 +254,10 @@ fn paths(
 #[cfg(test)]
 #[allow(non_snake_case)]
 mod tests {
-    use super::*;
-
-    fn ip(text: &str) -> IpAddr {
-        text.parse().expect("an address")
-    }
-
-    fn own(address: &str, index: u32) -> Own {
-        let address = ip(address);
-        Own { address, index }
-    }
+    use super::{
+        super::addresses::tests::{ip, own},
+        *,
+    };
 
     fn home() -> Path {
         (ip("10.1.0.1"), ip("10.1.0.2"))

@@ -124,6 +124,11 @@ pub(super) trait Carrier {
         None
     }
 
+    /// The addresses of this host and of the peer that it goes between, if it says so.
+    fn between(&self) -> Option<(IpAddr, IpAddr)> {
+        None
+    }
+
     /// Takes a chunk of such a flow at once, or, false, not at all.
     fn take_now(&self, _flow: FlowId, _chunk: Chunk) -> bool {
         false

@@ -1,6 +1,7 @@
 //! Sends a flow's bytes over several stacks at once: `vtl_core::stacks` says which.
 
 use std::{
+    cell::RefCell,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -44,6 +45,35 @@ impl Spreading {
 
     pub(super) fn is(&self, kind: Scheduler) -> bool {
         self.kind == kind
+    }
+}
+
+/// Bytes of a flow that its carriers have sent and received.
+#[derive(Default)]
+pub(in super::super) struct Shares(RefCell<Vec<(CarrierId, [u64; 2])>>);
+
+impl Shares {
+    /// Notes bytes sent (`false`) or received (`true`) by a carrier.
+    pub(in super::super) fn note(&self, carrier: CarrierId, is_received: bool, bytes: usize) {
+        let mut shares = self.0.borrow_mut();
+        let known = shares.iter().position(|(id, _)| *id == carrier);
+        let at = known.unwrap_or_else(|| {
+            shares.push((carrier, [0; 2]));
+            shares.len() - 1
+        });
+        shares[at].1[usize::from(is_received)] += bytes as u64;
+    }
+
+    /// Bytes sent and received by a carrier.
+    pub(in super::super) fn of(&self, carrier: CarrierId) -> [u64; 2] {
+        let shares = self.0.borrow();
+        let share = shares.iter().find(|(id, _)| *id == carrier);
+        share.map_or([0; 2], |(_, bytes)| *bytes)
+    }
+
+    /// Forgets a carrier that has broken.
+    pub(in super::super) fn forget(&self, carrier: CarrierId) {
+        self.0.borrow_mut().retain(|(id, _)| *id != carrier);
     }
 }
 
@@ -215,6 +245,7 @@ impl Mover<'_> {
             *stack = now;
         }
         self.state.licence.note_moved();
+        self.state.shares.note(id, false, len);
         self.peer.count_sent(id, len);
         Some(given)
     }

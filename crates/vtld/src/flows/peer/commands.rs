@@ -97,7 +97,10 @@ impl Peer {
     /// Status of a flow.
     pub(in super::super) fn status(&self, id: FlowId) -> Option<FlowStatus> {
         let flows = self.flows.borrow();
-        self.row(id, flows.get(&id)?)
+        let state = flows.get(&id)?;
+        let row = self.row(id, state)?;
+        let stacks = self.stacks_of(state);
+        Some(FlowStatus { stacks, ..row })
     }
 
     /// Status of all flows, from id `from` on.
@@ -140,6 +143,7 @@ impl Peer {
             profile_evidence: verdict.map(|verdict| verdict.evidence),
             app: state.app,
             association: Some(self.key.tag),
+            stacks: Vec::new(),
             age_s: state.began.elapsed().as_secs_f64(),
             why: match (flow.error(), &*self.refused.borrow()) {
                 (Some(_), _) => "it was reset".to_owned(),

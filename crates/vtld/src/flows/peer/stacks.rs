@@ -8,12 +8,13 @@ use std::{
 };
 
 use tokio::{task::spawn_local, time::sleep};
+use vtl_control::FlowStack;
 use vtl_core::stacks::{Stack, Told, Turns};
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{Addresses, CarrierId, FlowId, Side};
 
 use super::{
-    super::{addresses::is_private, carrier::Carrier},
+    super::{addresses::is_private, carrier::Carrier, flow::State},
     Peer, Running, now_ns,
 };
 
@@ -39,6 +40,13 @@ pub(super) struct Stacks {
     is_looking: Cell<bool>,
 }
 
+impl Stacks {
+    /// Whether flows were spread when that was looked at last.
+    pub(super) fn was_spread(&self) -> bool {
+        self.was_spread.get()
+    }
+}
+
 impl Peer {
     /// Whether flows are spread over all carriers.
     pub(in super::super) fn is_spread(&self) -> bool {
@@ -52,6 +60,31 @@ impl Peer {
             Some((Rc::clone(&running.carrier), stack_of(*id, running)?))
         });
         stacks.collect()
+    }
+
+    /// The stacks of a flow, for commands; none if it is not spread.
+    pub(super) fn stacks_of(&self, state: &State) -> Vec<FlowStack> {
+        if !self.is_spread() {
+            return Vec::new();
+        }
+        let mut stacks = self.stacks();
+        stacks.sort_by_key(|(_, stack)| (stack.path, stack.id));
+        let shown = stacks.iter().filter_map(|(carrier, stack)| {
+            let (local, peer) = carrier.between()?;
+            let [bytes_sent, bytes_received] = state.shares.of(stack.id);
+            Some(FlowStack {
+                carrier: carrier.kind()?.name().to_owned(),
+                local,
+                peer,
+                first: stack.path == 0,
+                delivers: !stack.is_late,
+                rtt_ms: (stack.rtt_ns / 10_000) as f64 / 100.0,
+                sends_mbit: (stack.rate / 1250) as f64 / 100.0,
+                bytes_sent,
+                bytes_received,
+            })
+        });
+        shown.collect()
     }
 
     /// Time since the association began, ns.

@@ -12,6 +12,7 @@ use std::{
 use nix::sys::socket::{
     self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType,
 };
+use vtl_bpf::netlink::attribute;
 use vtl_proto::intf::{
     VTL_GATEWAY_INJECT, VTL_GATEWAY_MARK, VTL_GATEWAY_PRIORITY, VTL_GATEWAY_TABLE,
 };
@@ -193,16 +194,6 @@ fn change(socket: &OwnedFd, object: &Object, is_new: bool) -> io::Result<()> {
         Some(errno) => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
         None => Err(io::ErrorKind::InvalidData.into()),
     }
-}
-
-/// A netlink attribute, padded to its alignment.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    bytes.extend((value.len() as u16 + 4).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
     io::IoSlice,
+    net::IpAddr,
     time::Duration,
 };
 
@@ -79,6 +80,10 @@ impl Carrier for Graft {
 
     fn stack(&self, id: CarrierId) -> Option<Stack> {
         self.state(id)
+    }
+
+    fn between(&self) -> Option<(IpAddr, IpAddr)> {
+        Some(self.session.between)
     }
 
     fn take_now(&self, flow: FlowId, chunk: Chunk) -> bool {
