@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use nix::unistd::User;
@@ -33,6 +33,8 @@ pub const DEFAULT_FILE: &str = "/etc/vtl/rules.toml";
 const FEW: usize = 64;
 /// Interval of looking at the clock, and of noticing the daemon's end.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after expired rules could not be taken out.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of checking whether programs or control groups named by rules have been replaced.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -49,10 +51,55 @@ pub struct RulesManager {
 
 #[derive(Default)]
 struct State {
-    /// The rules in force.
+    /// The rules of the file, whose time may be over: the clock may be set back.
     rules: Vec<Rule>,
+    /// Whether each of them is in force.
+    in_force: Vec<bool>,
     /// Whether some name programs or control groups, which may be replaced.
     is_watching: bool,
+    /// What has expired could not be taken out: when that is tried again.
+    retry: Option<Instant>,
+}
+
+impl State {
+    /// Puts in force what has not expired, if that is another set than before: `apply` gets it. Returns whether.
+    fn follow_clock(
+        &mut self,
+        now: SystemTime,
+        apply: impl FnOnce(&[Rule]) -> Result<(), Wrong>,
+    ) -> Result<bool, Wrong> {
+        let in_force = in_force(&self.rules, now);
+        if in_force == self.in_force {
+            return Ok(false);
+        }
+        apply(&chosen(&self.rules, &in_force))?;
+        for (rule, (was, is)) in self.rules.iter().zip(self.in_force.iter().zip(&in_force)) {
+            match (was, is) {
+                (true, false) => {
+                    tracing::info!(rule = %rule.name, "rules: expired: it matches nothing any more");
+                }
+                (false, true) => {
+                    tracing::info!(rule = %rule.name, "rules: the clock was set back: it matches again");
+                }
+                _ => {}
+            }
+        }
+        self.in_force = in_force;
+        Ok(true)
+    }
+}
+
+/// Which rules have not expired.
+fn in_force(rules: &[Rule], now: SystemTime) -> Vec<bool> {
+    rules.iter().map(|rule| !rule.has_expired(now)).collect()
+}
+
+/// The rules in force.
+fn chosen(rules: &[Rule], in_force: &[bool]) -> Vec<Rule> {
+    let each = rules.iter().zip(in_force);
+    each.filter(|(_, is)| **is)
+        .map(|(rule, _)| rule.clone())
+        .collect()
 }
 
 impl RulesManager {
@@ -99,15 +146,19 @@ impl RulesManager {
             Err(error) => return Err(self.unreadable(&error)),
         };
         let wrong = |wrong: Wrong| format!("{}:{wrong}", self.path.display());
-        let mut rules = self.read(&text).map_err(wrong)?;
-        let now = SystemTime::now();
-        rules.retain(|rule| !rule.has_expired(now));
+        let rules = self.read(&text).map_err(wrong)?;
+        let in_force = in_force(&rules, SystemTime::now());
+        let chosen = chosen(&rules, &in_force);
         let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
-        hooker.set_rules(&rules).map_err(wrong)?;
-        state.is_watching = hooker.refresh_rules();
-        state.rules = rules;
+        hooker.set_rules(&chosen).map_err(wrong)?;
+        *state = State {
+            rules,
+            in_force,
+            is_watching: hooker.refresh_rules(),
+            retry: None,
+        };
         self.changed.notify_all();
-        Ok(state.rules.len())
+        Ok(chosen.len())
     }
 
     /// Checks a file that could replace the current one. Returns the number of its rules.
@@ -224,36 +275,22 @@ fn watch(manager: &Weak<RulesManager>) {
         let Some(hooker) = manager.hooker.upgrade() else {
             return;
         };
-        let is_changed = expire(&mut state.rules, SystemTime::now(), |rules| {
-            hooker.set_rules(rules)
-        });
-        if state.is_watching || is_changed {
+        if state.retry.is_none_or(|at| at <= Instant::now()) {
+            match state.follow_clock(SystemTime::now(), |rules| hooker.set_rules(rules)) {
+                Ok(is_changed) => {
+                    state.is_watching |= is_changed;
+                    state.retry = None;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "rules: expired ones cannot be taken out: tried again in 10 s");
+                    state.retry = Some(Instant::now() + RETRY_INTERVAL);
+                }
+            }
+        }
+        if state.is_watching {
             state.is_watching = hooker.refresh_rules();
         }
     }
-}
-
-/// Takes expired rules out of force: `apply` gets the others. If that fails all stay. Returns whether some went.
-fn expire(
-    rules: &mut Vec<Rule>,
-    now: SystemTime,
-    apply: impl FnOnce(&[Rule]) -> Result<(), Wrong>,
-) -> bool {
-    let (over, left): (Vec<&Rule>, Vec<&Rule>) =
-        rules.iter().partition(|rule| rule.has_expired(now));
-    if over.is_empty() {
-        return false;
-    }
-    let left: Vec<Rule> = left.into_iter().cloned().collect();
-    if let Err(error) = apply(&left) {
-        tracing::warn!(%error, "rules: expired ones cannot be taken out: they stay for now");
-        return false;
-    }
-    for rule in over {
-        tracing::info!(rule = %rule.name, "rules: expired: it matches nothing any more");
-    }
-    *rules = left;
-    true
 }
 
 /// Checks that a file is regular: reading any other may block for ever.
@@ -359,25 +396,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expire__takes_out_what_is_over_and_keeps_all_if_that_fails() {
+    fn follow_clock__takes_out_what_is_over_and_brings_it_back() {
         let text = "[[rule]]\nname = \"a\"\nbypass = true\nexpires = 2027-01-31T18:00:00Z\n\
                     [[rule]]\nname = \"b\"\nbypass = true\n";
-        let mut rules = rules::parse(text, |_| None).expect("right");
+        let rules = rules::parse(text, |_| None).expect("right");
         let at = humantime::parse_rfc3339("2027-01-31T18:00:00Z").expect("right");
-        let second = Duration::from_secs(1);
-        assert!(!expire(&mut rules, at - second, |_| unreachable!()));
+        let before = at - Duration::from_secs(1);
+        let mut state = State {
+            in_force: in_force(&rules, before),
+            rules,
+            ..State::default()
+        };
+        let is_same = state.follow_clock(before, |_| unreachable!());
+        assert!(!is_same.expect("nothing is done"));
         let wrong = || Wrong {
             place: rules::Place { line: 1, column: 1 },
             text: "no room".into(),
         };
-        assert!(!expire(&mut rules, at, |_| Err(wrong())));
-        assert_eq!(rules.len(), 2);
-        let mut left = Vec::new();
-        let is_changed = expire(&mut rules, at, |rules| {
-            left = rules.iter().map(|rule| rule.name.clone()).collect();
-            Ok(())
-        });
-        assert!(is_changed);
-        assert_eq!((left, rules.len()), (vec!["b".to_owned()], 1));
+        assert!(state.follow_clock(at, |_| Err(wrong())).is_err());
+        for (now, names) in [(at, &["b"][..]), (before, &["a", "b"])] {
+            let mut left = Vec::new();
+            let is_changed = state.follow_clock(now, |rules| {
+                left = rules.iter().map(|rule| rule.name.clone()).collect();
+                Ok(())
+            });
+            assert!(is_changed.expect("applied"));
+            assert_eq!(left, names);
+        }
     }
 }

@@ -59,6 +59,8 @@ pub(super) fn expiry(text: &str) -> Result<Datetime, String> {
         Err(_) => humantime::parse_rfc3339(text).ok(),
     };
     let at = at.filter(|at| *at > now && *at < SystemTime::UNIX_EPOCH + LAST);
+    // Whole seconds, not before its time.
+    let at = at.map(|at| at + Duration::from_nanos(999_999_999));
     let written = at.map(|at| humantime::format_rfc3339_seconds(at).to_string());
     written
         .and_then(|text| text.parse().ok())

@@ -511,7 +511,7 @@ impl Peer {
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
             state.licence.note_moved();
-            if self.stacks.was_spread() {
+            if running.is_some() && self.stacks.was_spread() {
                 state.shares.note(carrier, true, bytes);
             }
         }

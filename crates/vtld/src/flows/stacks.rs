@@ -100,7 +100,7 @@ impl Flows {
             while tasks.try_join_next().is_some() {}
             let other = async {
                 // The first addresses are followed at once.
-                if state.1 {
+                if !peer.told_addresses().is_empty() {
                     sleep(TELLING).await;
                 }
                 peer.until(|peer| peer.stacks_state() != state).await;

@@ -79,8 +79,8 @@ pub(super) fn start(
             let known = shared.broker.knows(held.dest().ip());
             let patience = shared.config.offer_timeout * if known { 2 } else { 1 };
             let patience = match (offer, held.forwarded()) {
-                // The gateway before this one waits for as long, and must not be first to give up.
-                (Some(_), Some(Forwarded::Outside(_))) => Some(patience / 2),
+                // The gateway before this one may wait for no longer than that, and must not be first to give up.
+                (Some(_), Some(Forwarded::Outside(_))) => Some(shared.config.offer_timeout / 2),
                 (Some(_), _) => Some(patience),
                 (None, None) => None,
                 (None, Some(Forwarded::Inside)) => Some(SILENT_OUTSIDE),

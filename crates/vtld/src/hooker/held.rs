@@ -40,8 +40,10 @@ const SILENCE: Duration = Duration::from_secs(130);
 /// The same after a connect that succeeded: a SYN retransmission may be in the ring still when the
 /// listener has the connection.
 const STRAGGLING: Duration = Duration::from_secs(1);
-/// At a gateway, of connects from beyond the hop by hosts without an association: maximum number from one network,
+/// At a gateway, of connects from beyond the hop: maximum number from one network, by hosts without an association,
 const MOST_OF_NETWORK: usize = 128;
+/// and by hosts with one,
+const MOST_OF_KNOWN_NETWORK: usize = 768;
 /// and of control connections. SYNs beyond are lost, and come again.
 const MOST_CONTROLS: usize = 128;
 /// Age of a connect that the gateway's programs hold and vtld does not know: a former daemon's, or a lost message.
@@ -234,7 +236,7 @@ impl Flows {
     ) -> Option<HeldConnect> {
         let ends @ [src, dest] = [syn.source(), syn.target()];
         let is_known = shared.broker.serves(src.ip()) || shared.broker.knows(src.ip());
-        if !is_known && !admits(&self.table().0, ends, forwarded) {
+        if !admits(&self.table().0, ends, forwarded, is_known) {
             self.release(ends);
             return None;
         }
@@ -339,9 +341,14 @@ impl Flows {
     }
 }
 
-/// Whether another connect between these ends, by a host without an association, may wait at a gateway. Its address
-/// may be anybody's.
-fn admits(table: &HashMap<Ends, Entry>, [src, dest]: Ends, forwarded: Forwarded) -> bool {
+/// Whether another connect between these ends may wait at a gateway. `is_known`: of a host with an association; all the
+/// same its address may be anybody's.
+fn admits(
+    table: &HashMap<Ends, Entry>,
+    [src, dest]: Ends,
+    forwarded: Forwarded,
+    is_known: bool,
+) -> bool {
     let Forwarded::Outside(name) = forwarded else {
         return true;
     };
@@ -357,7 +364,11 @@ fn admits(table: &HashMap<Ends, Entry>, [src, dest]: Ends, forwarded: Forwarded)
         of_network += usize::from(Network::of(ends[0].ip()) == network);
         controls += usize::from(other.number == CONTROL_CONNECTION);
     }
-    of_network < MOST_OF_NETWORK && (name.number != CONTROL_CONNECTION || controls < MOST_CONTROLS)
+    let most = match is_known {
+        true => MOST_OF_KNOWN_NETWORK,
+        false => MOST_OF_NETWORK,
+    };
+    of_network < most && (name.number != CONTROL_CONNECTION || controls < MOST_CONTROLS)
 }
 
 /// What is special of a connect that is forwarded by this host, which is a gateway.
@@ -511,6 +522,9 @@ impl HeldConnect {
             let joint = match gateway::Joint::open(&self.0.shared) {
                 Ok(joint) => joint,
                 Err(error) => {
+                    let dest = self.dest();
+                    tracing::warn!(%error, %dest, "gateway: no connection for the middle of a chain: the next hop is plain TCP for 10 s");
+                    let _ = self.0.shared.maps.leave_plain(dest, super::worker::RELIEF);
                     self.put_off();
                     return accepted(Err(error));
                 }

@@ -83,7 +83,7 @@ impl Interfaces {
 
 /// Attaches to present interfaces without a link, drops the links of others. One that fails, as it may have vanished
 /// since, does not keep the rest from theirs.
-fn follow<L>(
+pub(super) fn follow<L>(
     links: &mut HashMap<u32, L>,
     present: HashMap<u32, String>,
     attach: impl Fn(u32, &str) -> Result<L, HookerError>,

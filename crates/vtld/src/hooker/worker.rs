@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Out of file descriptors: pause before the next accept,
 const BREATH: Duration = Duration::from_millis(50);
 /// and how long connects to the destination bypass vtld.
-const RELIEF: Duration = Duration::from_secs(10);
+pub(super) const RELIEF: Duration = Duration::from_secs(10);
 /// Maximum wait, when leaving, for accepted connects (injected SYNs) to reach the listener.
 const PROMISED: Duration = Duration::from_millis(100);
 /// The same at a gateway: handshakes with clients beyond the hop.
@@ -271,7 +271,8 @@ impl Worker {
             if let Some(attempt) = self.attempts.remove(&token) {
                 let mut held = attempt.cancel(&self.shared);
                 if held.is_onward() {
-                    self.note_plain(held.dest());
+                    // Nothing has answered, perhaps since the client is not who it seems: forgotten soon.
+                    self.note_plain(held.dest(), RETURN);
                     held.leave_plain();
                     self.connect(held, None);
                     continue;
@@ -383,7 +384,7 @@ impl Worker {
                 understood: None,
             }) if matches!(held.forwarded(), Some(Forwarded::Outside(_))) => {
                 if held.is_onward() {
-                    self.note_plain(held.dest());
+                    self.note_plain(held.dest(), self.shared.config.plain_ttl);
                     held.leave_plain();
                 }
                 self.accept_outside(held, Some(stream));
@@ -434,7 +435,7 @@ impl Worker {
 
     /// Proxies a connection to a destination without VTL, later connects to which are not captured.
     fn proxy(&self, held: HeldConnect, stream: TcpStream) {
-        self.note_plain(held.dest());
+        self.note_plain(held.dest(), self.shared.config.plain_ttl);
         let proxy = self.shared.proxy.clone();
         held.accept(move |app| {
             if let Ok(app) = app {
@@ -443,8 +444,8 @@ impl Worker {
         });
     }
 
-    /// Notes that a destination has not answered VTL's option.
-    fn note_plain(&self, dest: SocketAddr) {
+    /// Notes, for so long, that a destination has not answered VTL's option.
+    fn note_plain(&self, dest: SocketAddr, ttl: Duration) {
         tracing::debug!(%dest, "hooker: the destination does not answer VTL's option: plain TCP");
         // Not a plain host if there is an association: it was too busy to answer the option, or the SYN met an
         // earlier connection from the same port in TIME_WAIT and never reached vtld.
@@ -453,8 +454,8 @@ impl Worker {
         }
         // Short if it has spoken VTL: its daemon may be restarting.
         let ttl = match self.spoke.contains(&dest) {
-            true => RETURN,
-            false => self.shared.config.plain_ttl,
+            true => RETURN.min(ttl),
+            false => ttl,
         };
         if let Err(error) = self.shared.maps.leave_plain(dest, ttl) {
             tracing::debug!(%error, "hooker: cannot remember a destination without VTL");

@@ -18,11 +18,14 @@ use vtl_proto::frame::FlowName;
 
 use super::super::{ServerFlow, Shared, held::Accepted, sock, steering};
 
-/// How long the loopback may take for a handshake; it began at least a round trip to the previous gateway ago.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a handshake on the loopback may take: the kernel completes it in `connect`, unless a packet filter is in the
+/// way.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Attempts: a port may be that of the Hooker's own listener, which takes what comes to it on the loopback.
+const ATTEMPTS: usize = 2;
 
-/// Buffers of each end, bytes; the kernel may allow less. Enough for the loopback, and no flow's memory waits there
-/// uncounted.
+/// Buffers of each end, bytes, of which the kernel takes twice as many. They are enough for the loopback, and beside what
+/// the memory of flows counts.
 const BUFFER: usize = 256 << 10;
 
 fn tune(socket: &OwnedFd) -> io::Result<()> {
@@ -31,18 +34,29 @@ fn tune(socket: &OwnedFd) -> io::Result<()> {
     Ok(setsockopt(socket, sockopt::SndBuf, &BUFFER)?)
 }
 
-/// A connection on the loopback whose handshake is in progress.
+/// Both ends of a connection on the loopback, non-blocking.
 pub(in super::super) struct Joint {
-    listener: TcpListener,
+    near: TcpStream,
     far: TcpStream,
 }
 
 impl Joint {
-    /// Begins to connect.
+    /// Connects.
     ///
     /// # Errors
-    /// No descriptors.
+    /// No descriptors, or the loopback is filtered.
     pub(in super::super) fn open(shared: &Shared) -> io::Result<Self> {
+        let mut joint = Self::attempt(shared);
+        for _ in 1..ATTEMPTS {
+            if joint.is_ok() {
+                break;
+            }
+            joint = Self::attempt(shared);
+        }
+        joint
+    }
+
+    fn attempt(shared: &Shared) -> io::Result<Self> {
         // An address of its own, of the loopback's 127.64.0.0/10: no port is used up by connections in TIME_WAIT, and
         // nobody else knows where it listens.
         let host = getrandom::u32()? & 0x003f_ffff;
@@ -58,20 +72,14 @@ impl Joint {
         let connected = listener.local_addr().and_then(|to| sock::connect(&far, to));
         shared.maps.disown(cookie);
         connected?;
-        let far = far.into();
-        Ok(Self { listener, far })
-    }
-
-    /// Both ends, non-blocking.
-    fn ends(self) -> io::Result<[TcpStream; 2]> {
-        let began = Instant::now();
-        let own = self.far.local_addr()?;
+        let far = TcpStream::from(far);
+        let (began, own) = (Instant::now(), far.local_addr()?);
         loop {
-            match self.listener.accept() {
+            match listener.accept() {
                 Ok((near, from)) if from == own => {
                     sock::tune_local(&near)?;
                     near.set_nonblocking(true)?;
-                    return Ok([near, self.far]);
+                    return Ok(Self { near, far });
                 }
                 // Another program's, which is closed.
                 Ok(_) => {}
@@ -98,7 +106,7 @@ pub(in super::super) fn join(
     let join = move |outer: TcpStream| -> io::Result<TcpStream> {
         match steering::client_says(&shared, &outer)? {
             Some(said) if said == name => {
-                let [near, far] = joint.ends()?;
+                let Joint { near, far } = joint;
                 shared.broker.server(ServerFlow {
                     peer: outer,
                     dest,

@@ -1,7 +1,7 @@
 //! Loads and controls `bpf/gateway.bpf.c`.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     fs::File,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
@@ -158,16 +158,13 @@ impl Kernel {
             .map(|each| (each.index(), each.name().to_string_lossy().into_owned()))
             .filter(|(_, name)| name != "lo" && scope.has(name))
             .collect();
-        self.links.retain(|index, _| present.contains_key(index));
-        for (index, name) in present {
-            if let Entry::Vacant(entry) = self.links.entry(index) {
-                entry.insert([
-                    self.programs.attach_tcx(TAKE, index, &name)?,
-                    self.programs.attach_tcx(HOLD, index, &name)?,
-                ]);
-            }
-        }
-        Ok(())
+        let programs = &self.programs;
+        follow(&mut self.links, present, |index, name| {
+            Ok([
+                programs.attach_tcx(TAKE, index, name)?,
+                programs.attach_tcx(HOLD, index, name)?,
+            ])
+        })
     }
 
     /// Tells the programs which connections to hold.

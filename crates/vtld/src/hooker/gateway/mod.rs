@@ -186,11 +186,13 @@ impl Gateways {
         let Some(kernel) = &mut self.kernel else {
             return Ok(());
         };
-        kernel.attach(&shared.config.scope)?;
+        let attached = kernel.attach(&shared.config.scope);
         shared
             .is_gateway
             .store(!self.entries.is_empty(), Ordering::Relaxed);
-        kernel.set(self.entries.iter().map(|entry| &entry.gateway))
+        // Of what is attached.
+        kernel.set(self.entries.iter().map(|entry| &entry.gateway))?;
+        attached
     }
 
     /// Follows changes of interfaces.
