@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     os::fd::OwnedFd,
     sync::Arc,
     thread,
@@ -21,8 +21,6 @@ use super::super::{ServerFlow, Shared, held::Accepted, sock, steering};
 /// How long a handshake on the loopback may take: the kernel completes it in `connect`, unless a packet filter is in the
 /// way.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Attempts: a port may be that of the Hooker's own listener, which takes what comes to it on the loopback.
-const ATTEMPTS: usize = 2;
 
 /// Buffers of each end, bytes, of which the kernel takes twice as many. They are enough for the loopback, and beside what
 /// the memory of flows counts.
@@ -41,19 +39,13 @@ pub(in super::super) struct Joint {
 }
 
 impl Joint {
-    /// Connects.
+    /// Connects, at a second attempt if need be: a port may be that of the Hooker's own listener, which takes what comes
+    /// to it on the loopback.
     ///
     /// # Errors
     /// No descriptors, or the loopback is filtered.
     pub(in super::super) fn open(shared: &Shared) -> io::Result<Self> {
-        let mut joint = Self::attempt(shared);
-        for _ in 1..ATTEMPTS {
-            if joint.is_ok() {
-                break;
-            }
-            joint = Self::attempt(shared);
-        }
-        joint
+        Self::attempt(shared).or_else(|_| Self::attempt(shared))
     }
 
     fn attempt(shared: &Shared) -> io::Result<Self> {
