@@ -6,7 +6,7 @@ use serde_json::Value;
 use vtl_control::Client;
 use vtl_testbed::{Host, Link};
 
-use super::{Behind, add_gateway, netns, route};
+use super::{Behind, add_gateway, by_grafts, netns, route};
 use crate::harness::{Process, Spoken, World, run, until, vtl, vtld};
 
 /// The last gateway: a daemon in the namespace of a host behind the testbed's server.

@@ -119,15 +119,19 @@ impl Model {
     /// What the figures say; `None`: too little is known.
     fn read(&mut self, now_ns: u64, metrics: &Metrics) -> Option<(Observation, Decision)> {
         let mut features = Features::new(metrics, self.profile);
-        if let Some(loss) = features.loss_percent {
-            self.loss = Some(loss / 100.0);
-        }
-        if let Some(rate) = features.rate_mbit {
-            self.rate = Some((now_ns, rate));
-        }
+        let loss = features.loss_percent.map(|loss| loss / 100.0);
+        self.loss = loss.or(self.loss);
         let is_recent =
             |(at_ns, _): &(u64, f64)| now_ns.saturating_sub(*at_ns) <= nanos(REMEMBERED);
-        features.rate_mbit = self.rate.filter(is_recent).map(|(_, rate)| rate);
+        features.rate_mbit = match loss.is_some_and(|loss| loss >= BBR_LOSS) {
+            // What TCP reaches there is its own, and no figure of the path: a lower bound.
+            true => None,
+            false => {
+                let rate = features.rate_mbit.map(|rate| (now_ns, rate));
+                self.rate = rate.or(self.rate);
+                self.rate.filter(is_recent).map(|(_, rate)| rate)
+            }
+        };
         let is_enough = metrics.packets >= ENOUGH_PACKETS;
         (features.rtt_ms.is_some() && features.loss_percent.is_some() && is_enough).then(|| {
             let explanation = Selector::embedded().explain(&features);

@@ -247,6 +247,46 @@ fn note_moving__other_tcp_is_left_at_once() {
     assert_eq!(observe_two(&mut engine, 0, near), Some(None));
 }
 
+/// What TCP reaches where it waits for timeouts is not the path's rate: the choice neither calls that too slow nor unsure.
+#[test]
+fn observe__a_rate_under_heavy_loss_is_a_lower_bound() {
+    let crawls = |mbit: u64| {
+        move |packets| Metrics {
+            bandwidth: Some(Bandwidth {
+                rate: mbit * 100_000,
+                at_least: false,
+                error: 0.0,
+            }),
+            ..path(200, 0.14, packets)
+        }
+    };
+    for tenths in [3, 15] {
+        let mut engine = engine();
+        engine.note_moving(true);
+        let switched = observe_two(&mut engine, 0, crawls(tenths));
+        assert_eq!(switched, Some(STREAM), "0.1 x {tenths} Mbit/s");
+        // Nor is one that was measured on the way there.
+        let mut engine = self::engine();
+        engine.note_moving(true);
+        let on_the_way = |packets| Metrics {
+            loss: Some(0.05),
+            clear_loss: Some(0.05),
+            ..crawls(tenths)(packets)
+        };
+        for second in 0..60 {
+            let packets = 100 * (second + 1);
+            let seen = match second {
+                0..5 => on_the_way(packets),
+                _ => crawls(tenths)(packets),
+            };
+            if sample(&mut engine, 1000 * second, &seen).is_some() {
+                engine.succeeded();
+            }
+        }
+        assert_eq!(engine.current(), STREAM, "0.1 x {tenths} Mbit/s");
+    }
+}
+
 /// A path onto which few packets fit.
 fn campus(packets: u64) -> Metrics {
     Metrics {

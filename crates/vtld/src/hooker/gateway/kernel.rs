@@ -25,6 +25,7 @@ use super::{
         error::HookerError,
         held::{Flows, Raw},
         sock,
+        steering::follow,
     },
     Gateway, Input,
     connect::set_transparent,
