@@ -173,7 +173,8 @@ def urgent(stream):
 def stall(stream, address, port):
     """As much as can be written while the server does not read; then it does."""
     sum, sent, left = hashlib.sha256(), 0, b""
-    stream.settimeout(1)
+    # Longer than a packet that is lost takes.
+    stream.settimeout(5)
     try:
         while sent < MUCH:
             left = left or block(sent // 65536)

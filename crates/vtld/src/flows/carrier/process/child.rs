@@ -343,7 +343,7 @@ mod tests {
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
         let (here, there) = pair.unwrap();
         // In a process of its own: the limit is of all threads.
-        // SAFETY: the child calls nothing that needs threads of this process.
+        // SAFETY: the child takes no lock of this process's threads but malloc's, which glibc makes usable after a fork.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let is_good = goes_on(&here, &there).unwrap_or(false);
