@@ -518,13 +518,22 @@ const MEDDLERS: [(&str, Host, &str); 9] = [
 ];
 
 #[test]
-fn ways__middleboxes_that_meddle() {
-    let Some(mut world) = World::bare("meddlers", &Link::new(20.0, 30.0)) else {
+fn ways__middleboxes_that_meddle_with_handshakes() {
+    meddle("meddlers-syn", &MEDDLERS[..4]);
+}
+
+#[test]
+fn ways__middleboxes_that_meddle_behind_handshakes() {
+    meddle("meddlers", &MEDDLERS[4..]);
+}
+
+fn meddle(name: &str, meddlers: &[(&str, Host, &str)]) {
+    let Some(mut world) = World::bare(name, &Link::new(20.0, 30.0)) else {
         return;
     };
     world.start_web();
     world.serve("f", SIZE);
-    for (i, (what, host, rule)) in MEDDLERS.into_iter().enumerate() {
+    for (i, &(what, host, rule)) in meddlers.iter().enumerate() {
         // A kind of network has either family.
         let server = world.servers()[i % 2];
         let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
