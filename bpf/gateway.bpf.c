@@ -366,40 +366,66 @@ static __always_inline int is_error6(struct __sk_buff *skb) {
     return is_live(tuple_state(skb, &tuple, sizeof(tuple.ipv6)));
 }
 
+/* Has a packet for another host's address end here. */
+static __always_inline void take(struct __sk_buff *skb) {
+    skb->mark = VTL_GATEWAY_MARK;
+}
+
+/* Has it end here, at this socket. The kernel must not look for the socket once more: while another
+ * processor completes the handshake it may find neither the request nor the connection, but the
+ * listener, which resets what the client has just opened. */
+static __always_inline void take_for(struct __sk_buff *skb, struct bpf_sock *sk) {
+    take(skb);
+    /* Fails if the socket has just been closed: then the kernel looks for another. */
+    bpf_sk_assign(skb, sk, 0);
+}
+
+/* A packet for which there is no live socket, but perhaps one in TIME_WAIT. */
+static __always_inline void take_late(struct __sk_buff *skb, const struct tcphdr *tcp, int v4,
+                                      int state) {
+    struct vtl_four_tuple ends;
+    __u8 arrived = SYN_ARRIVED;
+
+    if (load_ends(skb, v4, tcp->source, tcp->dest, &ends))
+        return;
+    if (tcp->syn && !tcp->ack)
+        bpf_map_update_elem(&vtl_gateway_arrived, &ends, &arrived, BPF_ANY);
+    if (state == BPF_TCP_TIME_WAIT) {
+        if (!is_others(skb, v4))
+            return;
+        if (is_later(&ends, tcp))
+            step_past(skb);
+        else
+            take(skb);
+        return;
+    }
+    /* The last segment of a handshake by SYN cookies has no socket yet. */
+    if (!tcp->syn && is_held(&ends) && is_others(skb, v4))
+        take(skb);
+}
+
 /* tcx ingress on every interface but lo: marks packets of connections that end here, and notes
  * SYNs. */
 SEC("tcx/ingress")
 int vtl_gateway_take(struct __sk_buff *skb) {
-    struct vtl_four_tuple ends;
+    struct bpf_sock *sk;
     struct tcphdr tcp;
-    int v4 = skb->protocol == bpf_htons(ETH_P_IP), state;
-    __u8 arrived = SYN_ARRIVED;
+    int v4 = skb->protocol == bpf_htons(ETH_P_IP), state = 0;
     __u32 off;
 
-    if (load_tcp(skb, &tcp, &off, &v4)) {
-        state = receiver_state(skb, tcp.source, tcp.dest, v4, NULL);
-        if (!is_live(state)) {
-            if (load_ends(skb, v4, tcp.source, tcp.dest, &ends))
-                return TC_ACT_UNSPEC;
-            if (tcp.syn && !tcp.ack)
-                bpf_map_update_elem(&vtl_gateway_arrived, &ends, &arrived, BPF_ANY);
-            if (state == BPF_TCP_TIME_WAIT) {
-                if (!is_others(skb, v4))
-                    return TC_ACT_UNSPEC;
-                if (is_later(&ends, &tcp))
-                    step_past(skb);
-                else
-                    skb->mark = VTL_GATEWAY_MARK;
-                return TC_ACT_UNSPEC;
-            }
-            /* The last segment of a handshake by SYN cookies has no socket yet. */
-            if (tcp.syn || !is_held(&ends))
-                return TC_ACT_UNSPEC;
-        }
-    } else if (!(v4 ? is_error4(skb) : is_error6(skb))) {
+    if (!load_tcp(skb, &tcp, &off, &v4)) {
+        if ((v4 ? is_error4(skb) : is_error6(skb)) && is_others(skb, v4))
+            take(skb);
         return TC_ACT_UNSPEC;
     }
-    if (is_others(skb, v4))
-        skb->mark = VTL_GATEWAY_MARK;
+    sk = receiver(skb, tcp.source, tcp.dest, v4);
+    if (sk) {
+        state = sk->state;
+        if (is_live(state) && is_others(skb, v4))
+            take_for(skb, sk);
+        bpf_sk_release(sk);
+    }
+    if (!is_live(state))
+        take_late(skb, &tcp, v4, state);
     return TC_ACT_UNSPEC;
 }

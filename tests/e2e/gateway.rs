@@ -158,8 +158,13 @@ fn by_grafts(world: &World, host: Host) -> u64 {
 }
 
 /// A stateful firewall, as routers have it: what it forwards is decided by port; nothing reaches the router itself but
-/// answers, and what VTL hosts say to each other.
+/// answers, and what VTL hosts say to each other. Counts packets that a gateway takes together with their socket.
 const FIREWALL: &str = "table inet router {
+    counter found { }
+    chain prerouting {
+        type filter hook prerouting priority 0;
+        meta mark 0x56544c47 meta skuid 0 counter name found
+    }
     chain input {
         type filter hook input priority 0; policy drop;
         ct state invalid drop
@@ -239,6 +244,18 @@ fn gateway__between_hosts_without_vtl() {
         }
     }
     assert!(connections(&world, Host::Server) > 0);
+    for host in [Host::Client, Host::Server] {
+        // Else the kernel looks for it once more, and may miss it.
+        let mut nft = world.testbed.command(host, "nft").expect("there");
+        let output = nft
+            .args(["list", "counter", "inet", "router", "found"])
+            .output();
+        let shown = String::from_utf8(output.expect("nft runs").stdout).expect("UTF-8");
+        assert!(
+            shown.contains("packets") && !shown.contains("packets 0 "),
+            "{shown}"
+        );
+    }
     world.stop_daemons();
 }
 
@@ -246,6 +263,17 @@ fn gateway__between_hosts_without_vtl() {
 fn rules(world: &World) -> usize {
     let mut ip = world.testbed.command(Host::Client, "ip").expect("there");
     let output = ip.args(["rule"]).output().expect("ip runs");
+    String::from_utf8_lossy(&output.stdout).lines().count()
+}
+
+/// How many sockets of ended connections the client's host keeps that have the address of the host behind it.
+fn lingering(world: &World, behind: &Behind) -> usize {
+    let mut ss = world.testbed.command(Host::Client, "ss").expect("there");
+    let of = behind.addresses[0].to_string();
+    ss.args(["-Htn", "state", "time-wait"]);
+    let output = ss.args(["src", &of, "or", "dst", &of]).output();
+    let output = output.expect("ss runs");
+    assert!(output.status.success(), "{}", words(&output));
     String::from_utf8_lossy(&output.stdout).lines().count()
 }
 
@@ -320,6 +348,7 @@ fn gateway__is_taken_over_and_killed() {
     let to = got("second");
     let mut second = start(&to, "long");
     arrived(&to, 1 << 20);
+    assert_eq!(client.says("again", server, 9), "again");
     world.take_daemon(Host::Client).kill();
     let broke = second.wait().code();
     assert!(
@@ -335,12 +364,15 @@ fn gateway__is_taken_over_and_killed() {
         fs::read(&to).expect("a file")
     );
     // The next daemon removes it, and so does an orderly end.
+    assert!(lingering(&world, &client) > 0);
     world.start(Host::Client, &[]);
-    assert_eq!(rules(&world), 3);
+    assert_eq!((rules(&world), lingering(&world, &client)), (3, 0));
     add_gateway(&world, Host::Client, &[]);
+    assert_eq!(client.says("again", server, 9), "again");
     assert_eq!(rules(&world), 7);
+    assert!(lingering(&world, &client) > 0);
     world.stop_daemons();
-    assert_eq!(rules(&world), 3);
+    assert_eq!((rules(&world), lingering(&world, &client)), (3, 0));
 }
 
 /// What a gateway leaves alone: hosts without VTL, other destinations and ports, translated connections.

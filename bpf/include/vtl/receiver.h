@@ -13,28 +13,32 @@ struct sock {
     __u32 sk_ack_backlog, sk_max_ack_backlog;
 } __attribute__((preserve_access_index));
 
-/* State of the socket that a TCP packet is for; 0: none. *full: whether a listener's accept queue
- * is full. */
-static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
-                                          int *full) {
+/* The socket that a TCP packet is for, to be released; NULL: none. */
+static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, __be16 sport, __be16 dport,
+                                                 int v4) {
     struct bpf_sock_tuple tuple = {};
-    struct sock *listener;
-    struct bpf_sock *sk;
-    int state;
 
     if (v4) {
         /* saddr and daddr are adjacent in both headers and tuples. */
         load_ip(skb, offsetof(struct iphdr, saddr), &tuple.ipv4.saddr, 2 * sizeof(__be32));
         tuple.ipv4.sport = sport;
         tuple.ipv4.dport = dport;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-    } else {
-        load_ip(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr,
-                2 * sizeof(struct in6_addr));
-        tuple.ipv6.sport = sport;
-        tuple.ipv6.dport = dport;
-        sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+        return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
     }
+    load_ip(skb, offsetof(struct ipv6hdr, saddr), &tuple.ipv6.saddr, 2 * sizeof(struct in6_addr));
+    tuple.ipv6.sport = sport;
+    tuple.ipv6.dport = dport;
+    return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* State of the socket that a TCP packet is for; 0: none. *full: whether a listener's accept queue
+ * is full. */
+static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
+                                          int *full) {
+    struct bpf_sock *sk = receiver(skb, sport, dport, v4);
+    struct sock *listener;
+    int state;
+
     if (!sk)
         return 0;
     state = sk->state;

@@ -258,7 +258,7 @@ impl Carrier for Control {
             return;
         }
         set_linger(self.socket.get_ref(), false);
-        let _ = self.socket.get_ref().shutdown(std::net::Shutdown::Both);
+        let _ = crate::hooker::shut_down(self.socket.get_ref(), std::net::Shutdown::Both);
     }
 
     fn path(&self) -> Option<CarrierPath> {

@@ -33,7 +33,12 @@ use super::{
     profile::Observer,
     socket::{self, Got, read},
 };
-use crate::{broker::set_linger, hooker::ClientAddressGuard, netmon::TcpWatch, option, urgent};
+use crate::{
+    broker::set_linger,
+    hooker::{ClientAddressGuard, shut_down},
+    netmon::TcpWatch,
+    option, urgent,
+};
 use spread::{Shares, Spreading};
 
 /// Maximum size of a read from a socket, and of a chunk, bytes.
@@ -400,7 +405,7 @@ impl Mover<'_> {
             if is_complete {
                 self.peer.read_last(self.state, self.ends.tcp.get_ref());
                 // The peer has everything already, by a carrier or with this FIN sent before.
-                let _ = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
+                let _ = shut_down(self.ends.tcp.get_ref(), Shutdown::Write);
                 return Ok(());
             }
             if path != Path::Tcp && self.state.licence.is_void() {
@@ -432,7 +437,7 @@ impl Mover<'_> {
             match next {
                 None => self.changed.sending.notified().await,
                 Some(Next::Fin) => {
-                    let shut = self.ends.tcp.get_ref().shutdown(Shutdown::Write);
+                    let shut = shut_down(self.ends.tcp.get_ref(), Shutdown::Write);
                     shut.map_err(Reset::Tcp)?;
                     self.with(|flow| flow.send.sent_fin())?;
                 }
@@ -676,7 +681,7 @@ impl Mover<'_> {
                 Ok(None) if self.with(|flow| flow.receive.is_complete())? => {
                     // The end of the stream is genuine: close with FIN, not RST.
                     set_linger(app.get_ref(), false);
-                    let _ = app.get_ref().shutdown(Shutdown::Write);
+                    let _ = shut_down(app.get_ref(), Shutdown::Write);
                     return Ok(());
                 }
                 Ok(None) => self.changed.arrived.notified().await,

@@ -241,6 +241,11 @@ impl Flows {
             return None;
         }
         let id = self.enter(syn, 0, Some(forwarded))?;
+        if let Some(programs) = &self.programs {
+            // Whatever was released while its SYN was on the way here: without, its injected SYN finds no listener, and
+            // the kernel refuses it.
+            programs.hold(ends, forwarded);
+        }
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -266,8 +271,11 @@ impl Flows {
             && entry.cookie == cookie
             && entry.syn.sequence() == syn.sequence()
         {
-            if matches!(entry.state, State::Injected { .. }) {
-                self.inject.send(syn.bytes(), syn.target());
+            match entry.state {
+                State::Open => {}
+                State::Injected { .. } => self.inject.send(syn.bytes(), syn.target()),
+                // A late copy, which the programs hold once more.
+                State::Over { .. } => self.release(ends),
             }
             return None;
         }
@@ -332,9 +340,8 @@ impl Flows {
             }
         }
         for (ends, entry) in expired {
-            // Also done ones: a late copy of their SYN may have been held again.
-            self.release(ends);
             if let State::Injected { accepted, .. } = entry.state {
+                self.release(ends);
                 accepted(Err(io::ErrorKind::TimedOut.into()));
             }
         }

@@ -64,6 +64,7 @@ use crate::{Scope, handover::Left};
 pub(crate) use beat::Pulse;
 pub use carrier::{Carrier, Must, Over};
 pub use error::{ConnectError, HookerError};
+pub(crate) use gateway::shut_down;
 pub use gateway::{Gateway, GatewayListed};
 pub(crate) use handover::Handover;
 pub use held::HeldConnect;

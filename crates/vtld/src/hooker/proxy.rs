@@ -22,7 +22,7 @@ use nix::sys::{
 
 use bytes::Bytes;
 
-use super::{ClientAddressGuard, handover::PairLeft, sock};
+use super::{ClientAddressGuard, gateway, handover::PairLeft, sock};
 use crate::{
     netmon::{MOST_READ, NetMonitor, TcpWatch},
     option::{self, IDLE_AGAIN_S, IDLE_S},
@@ -226,7 +226,7 @@ impl Pair {
                     sink.shut = true;
                     // All of this direction was written: from here on close in order.
                     sock::abort_on_close(&sink.stream, false)?;
-                    match sink.stream.shutdown(Shutdown::Write) {
+                    match gateway::shut_down(&sink.stream, Shutdown::Write) {
                         // A former daemon has sent the FIN, and the other end its own.
                         Err(error) if error.kind() == ErrorKind::NotConnected => {}
                         said => said?,

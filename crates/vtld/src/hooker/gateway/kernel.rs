@@ -23,7 +23,7 @@ use super::{
         },
         bpf::{self, Attached, Programs},
         error::HookerError,
-        held::{Flows, Raw},
+        held::{Flows, Forwarded, Raw},
         sock,
         steering::follow,
     },
@@ -240,10 +240,22 @@ fn listen(shared: &Shared, ip: IpAddr) -> Result<TcpListener, HookerError> {
     listen().map_err(HookerError::socket("listen for forwarded connections"))
 }
 
-/// Connects that the programs hold.
+/// Connects that the programs hold: to hosts beyond the hop, and from there.
 pub(in super::super) struct Table([MapHandle; 2]);
 
 impl Table {
+    /// Enters a connect, unless it is there.
+    pub(in super::super) fn hold(&self, ends: [SocketAddr; 2], forwarded: Forwarded) {
+        let map = &self.0[usize::from(forwarded != Forwarded::Inside)];
+        let now = bpf::monotonic().as_nanos() as u64;
+        // Without room the SYN that comes again is forwarded.
+        let _ = map.update(
+            bytes_of(&abi::ends(ends)),
+            &now.to_ne_bytes(),
+            MapFlags::NO_EXIST,
+        );
+    }
+
     /// Removes a connect.
     pub(in super::super) fn release(&self, ends: [SocketAddr; 2]) {
         for map in &self.0 {

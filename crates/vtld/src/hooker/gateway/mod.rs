@@ -4,13 +4,16 @@
 //!   is opened in the client's name (`connect.rs`); only when that has an answer does the client get one.
 //! - From there on a gateway is the Hooker: the client's connection takes the place of an application's, or at the far
 //!   end of the hop the server's does. Between two hops it is a flow of each (`joint.rs`).
-//! - Packets of both connections are routed to this host by a mark (`routes.rs`).
+//! - Packets of both connections are routed to this host by a mark (`routes.rs`, over `netlink.rs`). What the kernel keeps
+//!   of ended connections goes with the routes (`lingering.rs`).
 //!
 //! [`HeldConnect`]: super::HeldConnect
 
 mod connect;
 mod joint;
 mod kernel;
+mod lingering;
+mod netlink;
 mod routes;
 
 use std::{
@@ -41,7 +44,7 @@ use super::{
 pub(super) use connect::{connect_control, open};
 pub(super) use joint::{Joint, join};
 pub(super) use kernel::Table;
-pub(super) use routes::sweep;
+pub(crate) use lingering::shut_down;
 
 use kernel::Kernel;
 
@@ -112,6 +115,12 @@ pub(super) struct GatewayLeft {
     carrier: vtl_control::CarrierSpec,
 }
 
+/// Removes what a gateway leaves in the kernel: routes, and sockets that nothing reaches without them.
+pub(super) fn sweep() {
+    routes::sweep();
+    lingering::sweep();
+}
+
 impl Gateways {
     /// Loads the programs, the first time.
     fn load(&mut self, shared: &Arc<Shared>, former: Vec<TcpListener>) -> Result<(), HookerError> {
@@ -154,7 +163,7 @@ impl Gateways {
         let demux = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_early_demux");
         if demux.is_ok_and(|demux| demux.trim() != "0") {
             tracing::info!(
-                "gateway: net.ipv4.tcp_early_demux is on: for a minute after vtld has ended, no connection is forwarded that has the ends of a carried one"
+                "gateway: net.ipv4.tcp_early_demux is on: once vtld has been killed, no connection is forwarded that has the ends of a carried one, until its next start, for a minute at most"
             );
         }
         self.load(shared, Vec::new())?;

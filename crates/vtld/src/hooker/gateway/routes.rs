@@ -2,27 +2,17 @@
 //! everything is local. Their numbers are fixed (`bpf/include/vtl/gateway.h`), so what a killed daemon has left matches
 //! nothing any more, and the next daemon removes it.
 
-use std::{
-    io,
-    mem::offset_of,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{io, os::fd::OwnedFd};
 
-use nix::sys::socket::{
-    self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType,
-};
+use nix::sys::socket::SockProtocol;
 use vtl_bpf::netlink::attribute;
 use vtl_proto::intf::{
     VTL_GATEWAY_INJECT, VTL_GATEWAY_MARK, VTL_GATEWAY_PRIORITY, VTL_GATEWAY_TABLE,
 };
 
-// linux/netlink.h, linux/fib_rules.h and linux/rtnetlink.h, as far as libc lacks them.
-const HEADER: usize = size_of::<libc::nlmsghdr>();
-const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
-const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
-const FLAGS: Range<usize> =
-    offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
+use super::netlink;
+
+// linux/fib_rules.h and linux/rtnetlink.h, as far as libc lacks them.
 const FRA_IIFNAME: u16 = 3;
 const FRA_GOTO: u16 = 4;
 const FRA_PRIORITY: u16 = 6;
@@ -79,14 +69,14 @@ impl Routes {
 impl Drop for Routes {
     fn drop(&mut self) {
         if !self.is_left {
-            sweep();
+            super::sweep();
         }
     }
 }
 
 /// Removes what there is, in both families. Failures are logged: what remains matches no packet without the programs
 /// that set the marks.
-pub(in super::super) fn sweep() {
+pub(super) fn sweep() {
     let Ok(socket) = open() else { return };
     for family in families() {
         for object in objects(family) {
@@ -96,19 +86,12 @@ pub(in super::super) fn sweep() {
     }
 }
 
-fn families() -> [u8; 2] {
+pub(super) fn families() -> [u8; 2] {
     [libc::AF_INET as u8, libc::AF_INET6 as u8]
 }
 
 fn open() -> io::Result<OwnedFd> {
-    let route = SockProtocol::NetlinkRoute;
-    let flags = SockFlag::SOCK_CLOEXEC;
-    Ok(socket::socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        flags,
-        Some(route),
-    )?)
+    netlink::open(SockProtocol::NetlinkRoute)
 }
 
 /// The route, and the rules in their order: injected SYNs, on their way out; the kernel's look at the way back of a
@@ -170,30 +153,12 @@ fn objects(family: u8) -> Vec<Object> {
 
 /// Adds or removes an object.
 fn change(socket: &OwnedFd, object: &Object, is_new: bool) -> io::Result<()> {
-    let mut flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
-    if is_new {
-        flags |= libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-    }
+    let flags = match is_new {
+        true => libc::NLM_F_CREATE | libc::NLM_F_EXCL,
+        false => 0,
+    };
     let kind = object.kinds[usize::from(!is_new)];
-    let mut message = vec![0; HEADER];
-    message.extend(&object.body);
-    let length = message.len() as u32;
-    message[LENGTH].copy_from_slice(&length.to_ne_bytes());
-    message[KIND].copy_from_slice(&kind.to_ne_bytes());
-    message[FLAGS].copy_from_slice(&(flags as u16).to_ne_bytes());
-    let kernel = NetlinkAddr::new(0, 0);
-    socket::sendto(socket.as_raw_fd(), &message, &kernel, MsgFlags::empty())?;
-    let mut answer = [0; 1024];
-    // The kernel answers synchronously.
-    let got = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
-    let errno = answer[..got]
-        .get(HEADER..)
-        .and_then(|rest| rest.first_chunk());
-    match errno.map(|errno| i32::from_ne_bytes(*errno)) {
-        Some(0) => Ok(()),
-        Some(errno) => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
-        None => Err(io::ErrorKind::InvalidData.into()),
-    }
+    netlink::request(socket, kind, flags, &object.body)
 }
 
 #[cfg(test)]
