@@ -272,12 +272,40 @@ impl Shared {
         })
     }
 
+    /// As [`Socket::try_send_packets`]; waits for room.
+    ///
+    /// # Errors
+    /// As [`Socket::try_send_packets`].
+    pub fn send_packets(
+        &self,
+        limit: Option<Duration>,
+        mut fill: impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, Error> {
+        self.send(limit, |socket| socket.try_send_packets(&mut fill))
+    }
+
     /// As [`Socket::recv_message`].
     ///
     /// # Errors
     /// As [`Socket::recv_message`].
     pub fn recv_message(&self, buffer: &mut [u8], limit: Option<Duration>) -> Result<usize, Error> {
         self.recv(limit, |socket| socket.try_recv_message(buffer))
+    }
+
+    /// As [`Socket::try_recv_messages`]; waits for the first.
+    ///
+    /// # Errors
+    /// As [`Socket::try_recv_messages`].
+    pub fn recv_messages(
+        &self,
+        buffer: &mut [u8],
+        most: u64,
+        limit: Option<Duration>,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<u64, Error> {
+        self.recv(limit, |socket| {
+            socket.try_recv_messages(buffer, most, &mut take)
+        })
     }
 
     /// As [`Socket::recv_part`].
