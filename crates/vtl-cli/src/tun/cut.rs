@@ -243,7 +243,7 @@ mod tests {
             ),
             (segments, &piece[..40]),
             (segments, &piece[..39]),
-            (segments, &[0x50; 60]),
+            (segments, &[0x50; 60][..]),
         ] {
             let mut raw = [&virtio.bytes()[..], bytes].concat();
             assert!(Cutter::new(&mut raw).is_err(), "{virtio:?} {bytes:?}");

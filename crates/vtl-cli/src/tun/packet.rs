@@ -185,7 +185,7 @@ pub(super) mod tests {
         PacketBuilder::ipv4([10, 9, 0, 1], [10, 9, 0, 2], 64)
             .tcp(1000, 80, sequence, 500)
             .ack(77)
-            .write(&mut packet, payload)
+            .write_to_vec(&mut packet, payload)
             .unwrap();
         put(&mut packet, 4, &id.to_be_bytes());
         packet[20 + FLAGS] = flags;
@@ -200,7 +200,7 @@ pub(super) mod tests {
         let mut packet = Vec::new();
         PacketBuilder::ipv6([0xfd; 16], [0xfc; 16], 64)
             .udp(1000, 53)
-            .write(&mut packet, payload)
+            .write_to_vec(&mut packet, payload)
             .unwrap();
         packet
     }
@@ -224,7 +224,7 @@ pub(super) mod tests {
             let mut theirs = Vec::new();
             PacketBuilder::ipv4([10, 9, 0, 1], [255; 4], 64)
                 .tcp(1000, 80, 7, 500)
-                .write(&mut theirs, &payload)
+                .write_to_vec(&mut theirs, &payload)
                 .unwrap();
             let mut ours = theirs.clone();
             let headers = Headers::parse(&ours).unwrap();
