@@ -134,47 +134,39 @@ def until(is_done):
     raise SystemExit("it did not come up")
 
 
-def busy():
-    """Seconds that both processors have worked so far."""
-    fields = [int(word) for word in open("/proc/stat").readline().split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
 def iperf(world, target, seconds, *args):
     server = world.start("s", "iperf3", "-s", "-1", "-p", "5201")
     until(lambda: ":5201" in sh(*on("s"), "ss", "-ltn"))
-    before, begun = busy(), time.time()
     out = sh(*on("c"), "iperf3", "-J", "-c", target, "-p", "5201", "-t", str(seconds), "-O", "1", *args, check=False)
-    took, worked = time.time() - begun, busy() - before
     server.kill()
     server.wait()
     world.started.remove(server)
     found = json.loads(out)
     if "error" in found:
         print(found["error"], file=sys.stderr)
-    return found.get("end", {}), worked / took
+    return found.get("end", {})
 
 
 def measure(world, transport, test, seconds):
-    """Yields (test, Mbit/s, what was lost or sent again, processors busy)."""
+    """Yields (test, Mbit/s, what was lost or sent again)."""
     plain = transport == "plain"
     target = WIRE["s"] if plain else INSIDE["s"][test.endswith("6")]
     mbit = lambda part: round(part.get("bits_per_second", 0) / 1e6)
     if test == "udp":
         for rate in UDP_RATES:
-            end, cpu = iperf(world, target, seconds, "-u", "-b", rate, "-l", "1300")
+            end = iperf(world, target, seconds, "-u", "-b", rate, "-l", "1300")
             total = end.get("sum", {})
             # Of all, also those of the second that is left out of the rate.
             lost = min(total.get("lost_packets", 1) / (total.get("packets") or 1), 1)
-            yield f"udp-{rate}", round(total.get("bits_per_second", 0) * (1 - lost) / 1e6), f"{lost:.2%}", cpu
+            yield f"udp-{rate}", round(total.get("bits_per_second", 0) * (1 - lost) / 1e6), f"{lost:.2%}"
         return
     flags = {"up": [], "down": ["-R"], "both": ["--bidir"], "up6": [], "down6": ["-R"]}[test]
-    end, cpu = iperf(world, target, seconds, "-C", "cubic", *flags)
+    end = iperf(world, target, seconds, "-C", "cubic", *flags)
     again = end.get("sum_sent", {}).get("retransmits")
-    yield (f"{test}" if test != "both" else "both-up"), mbit(end.get("sum_received", {})), again, cpu
+    yield (f"{test}" if test != "both" else "both-up"), mbit(end.get("sum_received", {})), again
     if test == "both":
         again = end.get("sum_sent_bidir_reverse", {}).get("retransmits")
-        yield "both-down", mbit(end.get("sum_received_bidir_reverse", {})), again, cpu
+        yield "both-down", mbit(end.get("sum_received_bidir_reverse", {})), again
 
 
 def main():
@@ -182,7 +174,7 @@ def main():
     transports = os.environ.get("TRANSPORTS", "vtl vtl-clear wireguard-go boringtun plain").split()
     tests = os.environ.get("TESTS", "up down both udp up6").split()
     rows = csv.writer(sys.stdout)
-    rows.writerow(["round", "transport", "test", "mbit", "again_or_lost", "processors"])
+    rows.writerow(["round", "transport", "test", "mbit", "again_or_lost"])
     world = World()
     try:
         for round_ in range(1, rounds + 1):
@@ -193,8 +185,8 @@ def main():
                 for test in tests:
                     if transport == "plain" and test == "up6":
                         continue
-                    for name, mbit, again, cpu in measure(world, transport, test, seconds):
-                        rows.writerow([round_, transport, name, mbit, again, f"{cpu:.2f}"])
+                    for name, mbit, again in measure(world, transport, test, seconds):
+                        rows.writerow([round_, transport, name, mbit, again])
                         sys.stdout.flush()
                 world.down()
     finally:
