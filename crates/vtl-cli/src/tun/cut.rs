@@ -219,28 +219,14 @@ mod tests {
         let headers = Headers::parse(&piece).unwrap();
         let whole = Virtio::segments(&headers, 0);
         let segments = Virtio::segments(&headers, 3);
+        let changed = |mut virtio: Virtio, change: fn(&mut Virtio)| {
+            change(&mut virtio);
+            virtio
+        };
         for (virtio, bytes) in [
-            (
-                Virtio {
-                    start: 100,
-                    ..whole
-                },
-                &piece[..],
-            ),
-            (
-                Virtio {
-                    at: u16::MAX,
-                    ..whole
-                },
-                &piece[..],
-            ),
-            (
-                Virtio {
-                    size: 0,
-                    ..segments
-                },
-                &piece[..],
-            ),
+            (changed(whole, |v| v.start = 100), &piece[..]),
+            (changed(whole, |v| v.at = u16::MAX), &piece[..]),
+            (changed(segments, |v| v.size = 0), &piece[..]),
             (segments, &piece[..40]),
             (segments, &piece[..39]),
             (segments, &[0x50; 60][..]),
