@@ -520,7 +520,7 @@ impl Socket {
         })
     }
 
-    /// Passes up to `most` whole messages that have arrived to `take`: those of one packet without
+    /// Passes up to `most` whole messages, at least 1, that have arrived to `take`: those of one packet without
     /// a copy, longer ones put together in `buffer`. Returns their number: 0 means the end, as in
     /// [`Socket::recv_data`]; `None` that none is whole yet, and then the socket's descriptor
     /// becomes readable when something arrives. Messages that were given up are left out.
