@@ -520,10 +520,11 @@ impl Socket {
         })
     }
 
-    /// Passes up to `most` whole messages, at least 1, that have arrived to `take`: those of one packet without
-    /// a copy, longer ones put together in `buffer`. Returns their number: 0 means the end, as in
-    /// [`Socket::recv_data`]; `None` that none is whole yet, and then the socket's descriptor
-    /// becomes readable when something arrives. Messages that were given up are left out.
+    /// Passes up to `most` whole messages (at least 1) that have arrived to `take`: those of one
+    /// packet without a copy, longer ones put together in `buffer`. Returns their number: 0 means
+    /// the end, as in [`Socket::recv_data`]; `None` that none is whole yet, and then the socket's
+    /// descriptor becomes readable when something arrives. Messages that were given up are left
+    /// out.
     ///
     /// # Errors
     /// As [`Socket::try_recv_message`].
