@@ -44,6 +44,10 @@ VTL_INLINE void tf_datagram_number(struct vtl_out *o) {
         tx->sent++;
         tx->abandoned++;
         VTL_STORE(tx->next, o->seq + 1);
+        /* No window holds the sender up, and the pump, which estimates by these what it can send in
+         * one call, is not to believe so. */
+        VTL_STORE(tx->limit, o->seq + 1 + o->s->slots);
+        VTL_STORE(tx->cwnd, o->s->slots);
         if (o->seq % VTL_DATAGRAM_ACK_EVERY == VTL_DATAGRAM_ACK_EVERY - 1)
             o->flags |= VTL_F_ACK_NOW;
     }

@@ -239,6 +239,8 @@ fn moves__by_hand_again_and_again() {
                     "{flow}"
                 );
                 assert!(flow["profile"].is_string(), "{flow}");
+                let size = flow["size"].as_str();
+                assert!(matches!(size, Some("mouse" | "elephant")), "{flow}");
             }
             let moves = |flow: &serde_json::Value| {
                 ["sends_mbit", "receives_mbit"].map(|rate| flow[rate].as_f64()) != [Some(0.0); 2]

@@ -4,7 +4,9 @@ use std::{fs, path::PathBuf, process::Command};
 
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{Process, World, bad_link, payload, refused, run, until, words};
+use crate::harness::{
+    Process, Spoken, World, bad_link, payload, python3, refused, run, source, until, words,
+};
 
 /// Addresses in the tunnel.
 const CLIENT: [&str; 2] = ["10.9.0.1", "fd00:9::1"];
@@ -129,7 +131,26 @@ fn tun__carries_what_ip_carries() {
     for client in CLIENT {
         assert!(world.pings(Host::Server, &["-c3", client]));
     }
-    drop(ends);
+    // The server's TCP is asked for segments so short that a piece of 64 KiB is hundreds of them.
+    let route = [
+        "route",
+        "replace",
+        "10.9.0.0/24",
+        "dev",
+        "vtl0",
+        "advmss",
+        "100",
+    ];
+    run(&mut world.on(Host::Client, "ip", &route));
+    fs::write(world.path("www/short"), &bytes[..256 << 10]).expect("written");
+    world.tunnelled(SERVER[0], "short", &bytes[..256 << 10]);
+    let program = source("programs/datagrams.py").display().to_string();
+    let mut echo = Spoken::start(world.on(Host::Server, python3(), &[&program, "serve"]));
+    assert_eq!(echo.line(), "ready");
+    for server in SERVER {
+        run(&mut world.on(Host::Client, python3(), &[&program, "ask", server]));
+    }
+    drop((echo, ends));
     for host in [Host::Server, Host::Client] {
         until("no interface", || !world.has_interface(host));
     }

@@ -607,6 +607,13 @@ pub struct FlowStatus {
     pub sends_mbit: f64,
     /// Mbit/s from the peer.
     pub receives_mbit: f64,
+    /// `elephant` if it has carried at least 1 MiB in the last ten seconds or so, or `mouse`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<String>,
+    /// Deviation of its rate from second to second over the mean rate, of the last ten seconds or so: 0 if it is
+    /// constant, above 1 if most goes in rare bursts. Not of a flow younger than five seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burstiness: Option<f64>,
     /// Class of its application, once recognised by its first bytes: `loss-sensitive`, for
     /// instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
 //! - [`mtud`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
-//! Choice: classification of flows by their first packets ([`profile`]), the state of paths ([`netmon`]), what carrier
+//! Choice: classification of flows by their first packets ([`profile`]), their traffic over time ([`traffic`]), the state of paths ([`netmon`]), what carrier
 //! suits both ([`select`]), and when it is to change what flows travel by ([`reconfigure`]).
 
 #![deny(unsafe_code)]
@@ -27,6 +27,7 @@ pub mod reconfigure;
 pub mod select;
 pub mod session;
 pub mod stacks;
+pub mod traffic;
 
 pub use association::Association;
 pub use flow::Flow;

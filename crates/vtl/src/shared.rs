@@ -46,9 +46,8 @@ pub struct Shared {
 
 /// State of one direction: sending, or receiving.
 struct Direction {
-    /// Whether a thread has the turn.
-    taken: Mutex<bool>,
-    /// Signalled when the turn is free.
+    turns: Mutex<Turns>,
+    /// Signalled when the turn is free and somebody waits for it.
     free: Condvar,
     /// The last attempt would have blocked. This and `nudged` change under the socket's lock.
     waiting: AtomicBool,
@@ -58,11 +57,20 @@ struct Direction {
     nudge: EventFd,
 }
 
+/// Whose turn it is in a direction.
+#[derive(Default)]
+struct Turns {
+    /// A thread has it.
+    taken: bool,
+    /// Threads that wait for it.
+    waiting: usize,
+}
+
 impl Direction {
     fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self {
-            taken: Mutex::new(false),
+            turns: Mutex::default(),
             free: Condvar::new(),
             waiting: AtomicBool::new(false),
             nudged: AtomicBool::new(false),
@@ -72,24 +80,20 @@ impl Direction {
 
     /// Waits for the turn.
     fn enter(&self, end: Option<Instant>) -> Result<Turn<'_>, Error> {
-        let mut taken = lock(&self.taken);
-        while *taken {
-            taken = match end {
-                None => self
-                    .free
-                    .wait(taken)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(end) => {
-                    let left = end.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(Error::TimedOut);
-                    }
-                    let woken = self.free.wait_timeout(taken, left);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+        let mut turns = lock(&self.turns);
+        while turns.taken {
+            let left = end.map_or(Duration::MAX, |end| {
+                end.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                return Err(Error::TimedOut);
+            }
+            turns.waiting += 1;
+            let woken = self.free.wait_timeout(turns, left);
+            turns = woken.unwrap_or_else(PoisonError::into_inner).0;
+            turns.waiting -= 1;
         }
-        *taken = true;
+        turns.taken = true;
         Ok(Turn(self))
     }
 
@@ -112,8 +116,12 @@ struct Turn<'a>(&'a Direction);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.taken) = false;
-        self.0.free.notify_one();
+        let mut turns = lock(&self.0.turns);
+        turns.taken = false;
+        // A system call, whether anybody waits or not.
+        if turns.waiting > 0 {
+            self.0.free.notify_one();
+        }
     }
 }
 
@@ -272,12 +280,40 @@ impl Shared {
         })
     }
 
+    /// As [`Socket::try_send_packets`]; waits for room.
+    ///
+    /// # Errors
+    /// As [`Socket::try_send_packets`].
+    pub fn send_packets(
+        &self,
+        limit: Option<Duration>,
+        mut fill: impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, Error> {
+        self.send(limit, |socket| socket.try_send_packets(&mut fill))
+    }
+
     /// As [`Socket::recv_message`].
     ///
     /// # Errors
     /// As [`Socket::recv_message`].
     pub fn recv_message(&self, buffer: &mut [u8], limit: Option<Duration>) -> Result<usize, Error> {
         self.recv(limit, |socket| socket.try_recv_message(buffer))
+    }
+
+    /// As [`Socket::try_recv_messages`]; waits for the first.
+    ///
+    /// # Errors
+    /// As [`Socket::try_recv_messages`].
+    pub fn recv_messages(
+        &self,
+        buffer: &mut [u8],
+        most: u64,
+        limit: Option<Duration>,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<u64, Error> {
+        self.recv(limit, |socket| {
+            socket.try_recv_messages(buffer, most, &mut take)
+        })
     }
 
     /// As [`Socket::recv_part`].

@@ -87,6 +87,8 @@ fn flows(rows: &[Row]) -> String {
         "sends_mbit",
         "receives_by",
         "receives_mbit",
+        "size",
+        "burstiness",
         "profile",
         "age",
     ];
@@ -108,6 +110,8 @@ fn cells(row: &Row) -> Map<String, Value> {
         ("sends_mbit", Some(format!("{:.1}", flow.sends_mbit))),
         ("receives_by", Some(flow.receives_by.clone())),
         ("receives_mbit", Some(format!("{:.1}", flow.receives_mbit))),
+        ("size", flow.size.clone()),
+        ("burstiness", flow.burstiness.map(|of| format!("{of:.1}"))),
         ("profile", flow.profile.clone()),
         ("age", Some(format!("{:.0} s", flow.age_s))),
     ];

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -10,17 +11,20 @@ use anyhow::{Context, bail};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
-use tun_rs::{DeviceBuilder, GROTable, IDEAL_BATCH_SIZE, SyncDevice, VIRTIO_NET_HDR_LEN};
+use tun_rs::{DeviceBuilder, SyncDevice};
 
+use super::join::Joiner;
+use super::virtio::VIRTIO;
 use crate::failure::Failure;
 
 /// Maximum length of an interface's name: IFNAMSIZ without its 0.
 const MAX_NAME: usize = 15;
 /// MTU while there is no session: the minimum of IPv6 (RFC 8200, section 5).
 pub(super) const MIN_MTU: u16 = 1280;
-/// Bytes before packets, for the device's header.
-const HEADROOM: usize = VIRTIO_NET_HDR_LEN;
+/// Bytes that are read before they are sent, if so many are there.
+const ENOUGH: usize = 32 << 10;
 /// Maximum length of an IP packet, bytes.
 pub(super) const MAX_PACKET: usize = 65_535;
 
@@ -73,6 +77,7 @@ impl Device {
                 device.offload(true);
             })
             .build_sync()
+            .and_then(|tun| tun.set_nonblocking(true).map(|()| tun))
             .map_err(|error| explain(name, &error))?;
         let device = Self {
             tun,
@@ -137,35 +142,46 @@ impl Device {
         Ok(true)
     }
 
-    /// Takes packets that were routed into the interface; waits for the first.
+    /// Takes packets that were routed into the interface: waits for the first, and takes what else is there, up to a
+    /// limit.
     ///
     /// # Errors
     /// The interface is gone.
-    pub(super) fn read(&self, into: &mut ReadBuffers) -> io::Result<()> {
-        let ReadBuffers {
-            raw,
-            packets,
-            sizes,
-            used,
-        } = into;
-        *used = 0;
-        match self.tun.recv_multiple(raw, packets, sizes, 0) {
-            Ok(count) => {
-                *used = count;
-                Ok(())
+    pub(super) fn read(&self, into: &mut Pieces) -> io::Result<()> {
+        into.lengths.clear();
+        let mut used = 0;
+        while used < ENOUGH {
+            match nix::unistd::read(&self.tun, &mut into.bytes[used..]) {
+                Ok(length) => {
+                    into.lengths.push(length);
+                    used += length;
+                }
+                Err(Errno::EINTR) => {}
+                // An error comes again with the next call.
+                Err(_) if used > 0 => break,
+                Err(Errno::EAGAIN) => {
+                    let mut of = [PollFd::new(self.tun.as_fd(), PollFlags::POLLIN)];
+                    match poll(&mut of, PollTimeout::NONE) {
+                        Ok(_) | Err(Errno::EINTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(error) => return Err(error.into()),
             }
-            // A packet that cannot be taken apart.
-            Err(error) if error.raw_os_error().is_none() => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error),
         }
+        Ok(())
+    }
+
+    /// Packets that the interface takes.
+    pub(super) fn joiner(&self) -> Joiner {
+        Joiner::new(self.tun.udp_gso())
     }
 
     /// Has the kernel receive packets from the interface. What it does not take is lost, as on any link.
-    pub(super) fn write(&self, batch: &mut Batch) {
-        let Batch { packets, used, gro } = batch;
-        let _ = self.tun.send_multiple(gro, &mut packets[..*used], HEADROOM);
-        *used = 0;
+    pub(super) fn write(&self, packets: &mut Joiner) {
+        packets.take(|piece| {
+            let _ = nix::unistd::write(&self.tun, piece);
+        });
     }
 }
 
@@ -192,66 +208,28 @@ fn ip(args: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Room for packets that are read.
-pub(super) struct ReadBuffers {
-    raw: Vec<u8>,
-    packets: Vec<Vec<u8>>,
-    sizes: Vec<usize>,
-    used: usize,
+/// What was read: packets, and TCP segments or UDP datagrams in one piece, each with virtio's header.
+pub(super) struct Pieces {
+    bytes: Vec<u8>,
+    lengths: Vec<usize>,
 }
 
-impl ReadBuffers {
+impl Pieces {
     pub(super) fn new() -> Self {
         Self {
-            raw: vec![0; HEADROOM + MAX_PACKET],
-            // What the kernel hands over in one piece is taken apart into packets of at most the MTU.
-            packets: vec![vec![0; MAX_PACKET]; IDEAL_BATCH_SIZE],
-            sizes: vec![0; IDEAL_BATCH_SIZE],
-            used: 0,
+            bytes: vec![0; ENOUGH + VIRTIO + MAX_PACKET],
+            lengths: Vec::new(),
         }
     }
 
-    /// The packets that were read last.
-    pub(super) fn packets(&self) -> impl Iterator<Item = &[u8]> {
-        let packets = self.packets.iter().zip(&self.sizes);
-        packets
-            .take(self.used)
-            .map(|(packet, size)| &packet[..*size])
-    }
-}
-
-/// Packets that are to be written together: segments of one TCP connection go to the kernel as one.
-pub(super) struct Batch {
-    packets: Vec<Vec<u8>>,
-    used: usize,
-    gro: GROTable,
-}
-
-impl Batch {
-    /// Maximum number of packets.
-    const MAX_PACKETS: usize = 64;
-
-    pub(super) fn new() -> Self {
-        // Segments are put together in the first one's buffer.
-        let packet = || Vec::with_capacity(2 * HEADROOM + MAX_PACKET);
-        Self {
-            packets: (0..Self::MAX_PACKETS).map(|_| packet()).collect(),
-            used: 0,
-            gro: GROTable::default(),
-        }
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.used == self.packets.len()
-    }
-
-    /// Adds a packet of at most 64 KiB; there must be room.
-    pub(super) fn push(&mut self, packet: &[u8]) {
-        let room = &mut self.packets[self.used];
-        room.clear();
-        room.resize(HEADROOM, 0);
-        room.extend_from_slice(packet);
-        self.used += 1;
+    /// The pieces that were read last.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let mut rest = &mut self.bytes[..];
+        self.lengths.iter().map(move |length| {
+            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(*length);
+            rest = behind;
+            piece
+        })
     }
 }
 

@@ -1,7 +1,11 @@
 //! `vtl tun up`: IP packets between two hosts, each a message of a session.
 
+mod cut;
 mod device;
+mod join;
+mod packet;
 mod tunnel;
+mod virtio;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

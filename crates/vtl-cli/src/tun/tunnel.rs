@@ -10,7 +10,11 @@ use ipnet::IpNet;
 use vtl::{Agreement, Shared};
 
 use super::FIRST_PAUSE;
-use super::device::{Batch, Device, MAX_PACKET, MIN_MTU, ReadBuffers};
+use super::cut::{Cutter, Cutters};
+use super::device::{Device, MAX_PACKET, MIN_MTU, Pieces};
+
+/// Maximum number of packets that are received before they are written to the interface.
+const TOGETHER: u64 = 64;
 
 /// An interface, and the session that carries its packets while there is one.
 pub(super) struct Tunnel {
@@ -53,19 +57,17 @@ impl Tunnel {
 
     /// Sends what is routed into the interface, until that is gone. Without a session it is lost.
     pub(super) fn send(&self) -> anyhow::Error {
-        let mut buffers = ReadBuffers::new();
+        let mut pieces = Pieces::new();
+        let mut long = vec![0; MAX_PACKET];
         loop {
-            if let Err(error) = self.device.read(&mut buffers) {
+            if let Err(error) = self.device.read(&mut pieces) {
                 return anyhow!("the interface {} is gone: {error}", self.device.name());
             }
             let session = self.state().session.clone();
             let Some(session) = session else {
                 continue;
             };
-            for packet in buffers.packets() {
-                // The receiver reports the end of the session; after a packet that is too long the MTU is set.
-                let _ = session.send_message(packet, None);
-            }
+            send_all(&session, &mut pieces, &mut long);
             self.fit_mtu(&session);
         }
     }
@@ -124,35 +126,48 @@ impl Tunnel {
     }
 
     fn receive_from(&self, session: &Shared, peer: IpAddr, pause: &mut Duration) -> vtl::Error {
-        let mut batch = Batch::new();
-        let mut packet = vec![0; MAX_PACKET];
-        let mut limit = None;
-        let error = loop {
-            match session.recv_message(&mut packet, limit) {
-                Ok(0) => break vtl::Error::ClosedByPeer(peer),
-                Ok(length) => {
-                    *pause = FIRST_PAUSE;
-                    if self.is_allowed(&packet[..length]) {
-                        batch.push(&packet[..length]);
-                    }
-                    // What else is there goes along.
-                    limit = Some(Duration::ZERO);
+        let mut packets = self.device.joiner();
+        let mut long = vec![0; MAX_PACKET];
+        loop {
+            let received = session.recv_messages(&mut long, TOGETHER, None, |packet| {
+                if self.is_allowed(packet) {
+                    packets.push(packet);
                 }
-                Err(vtl::Error::TimedOut) => limit = None,
-                Err(error) => break error,
+            });
+            match received {
+                Ok(0) => return vtl::Error::ClosedByPeer(peer),
+                Ok(_) => *pause = FIRST_PAUSE,
+                Err(error) => return error,
             }
-            if limit.is_none() || batch.is_full() {
-                self.device.write(&mut batch);
-            }
-        };
-        self.device.write(&mut batch);
-        error
+            self.device.write(&mut packets);
+        }
     }
 
     /// Whether the peer may send a packet with this source.
     fn is_allowed(&self, packet: &[u8]) -> bool {
         let source = source(packet);
         source.is_some_and(|source| self.sources.iter().any(|of| of.contains(&source)))
+    }
+}
+
+/// Sends packets as messages. The receiver reports the end of the session; after a packet that is too long the MTU is
+/// set.
+fn send_all(session: &Shared, pieces: &mut Pieces, long: &mut [u8]) {
+    // What cannot be cut is lost.
+    let cutters = pieces
+        .iter_mut()
+        .filter_map(|piece| Cutter::new(piece).ok());
+    let mut packets = Cutters::new(cutters);
+    while packets.next_len() > 0 {
+        match session.send_packets(None, |room| packets.next_into(room)) {
+            // Longer than one packet of the session.
+            Ok(0) => {
+                let length = packets.next_into(long);
+                let _ = session.send_message(&long[..length], None);
+            }
+            Ok(_) => {}
+            Err(_) => return,
+        }
     }
 }
 

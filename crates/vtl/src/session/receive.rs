@@ -64,6 +64,54 @@ impl Session {
         Ok(len)
     }
 
+    /// Passes whole messages that have arrived to `take`, at most `most`: those of one packet in
+    /// place, others put together in `buffer`. Returns their number: 0 at the end; `None` if none
+    /// is whole yet.
+    pub(crate) fn try_recv_messages(
+        &mut self,
+        buffer: &mut [u8],
+        most: u64,
+        take: &mut impl FnMut(&[u8]),
+    ) -> Result<Option<u64>, Halt> {
+        let count = self.try_recv(|session| {
+            let count = session.read_whole(most, take)?;
+            if count > 0 {
+                return Ok(count as usize);
+            }
+            // Given up, or longer than a packet.
+            let length = session.read_message(buffer)?;
+            if length > 0 {
+                take(&buffer[..length]);
+            }
+            Ok(length.min(1))
+        })?;
+        self.check_end(count.unwrap_or(1))?;
+        Ok(count.map(|count| count as u64))
+    }
+
+    /// Passes messages of one packet to `take`, up to one that has more, was given up, or is
+    /// forged. Returns their number.
+    fn read_whole(&mut self, most: u64, take: &mut impl FnMut(&[u8])) -> Result<u64, Error> {
+        if self.read > 0 || self.incoming.inside || self.has_kept() {
+            return Ok(0);
+        }
+        let available = self.rx.available().min(most);
+        let mut count = 0;
+        while count < available && !self.goes_on(count) && (count == 0 || !self.is_last(count)) {
+            let packet = self.rx.packet(count);
+            if packet.is_empty() {
+                break;
+            }
+            take(packet);
+            count += 1;
+        }
+        self.consume(count);
+        if count == 0 {
+            self.check_forged()?;
+        }
+        Ok(count)
+    }
+
     /// Reads the part of a message that has arrived, up to its end; waits for some. Empty at the
     /// end of the session.
     pub(crate) fn recv_part(

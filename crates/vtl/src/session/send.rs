@@ -108,6 +108,57 @@ impl Session {
         Ok(true)
     }
 
+    /// Has `fill` write messages of one packet each: it gets a packet's room and returns the
+    /// message's length, 0 after the last. They are published together. Returns their number, at
+    /// most [`BURST`]; without room, clears the wake-ups and retries once.
+    pub(crate) fn try_send_packets(
+        &mut self,
+        fill: &mut impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<Option<usize>, Halt> {
+        let sent = self.push_packets(fill)?;
+        if sent.is_some() {
+            return Ok(sent);
+        }
+        if !self.wakeups.clear()? {
+            return Err(self.broken().into());
+        }
+        self.push_packets(fill)
+    }
+
+    /// As [`Session::try_send_packets`]; without room, requests a wake-up and returns `None`.
+    fn push_packets(
+        &mut self,
+        fill: &mut impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<Option<usize>, Halt> {
+        self.outgoing.between()?;
+        if self.is_left() {
+            return Err(Halt::Succeeded);
+        }
+        let Some(room) = self.room_or_wait()? else {
+            return Ok(None);
+        };
+        let most = self.tx.max_payload();
+        let (mut count, mut last, mut kick) = (0, 0, false);
+        while count < room {
+            let place = &mut self.tx.slot(0)[..most];
+            last = match fill(place) {
+                0 => break,
+                length => length.min(most) as u32,
+            };
+            // Sealed at once, while its bytes are in the cache.
+            match &mut self.lanes {
+                Some(lanes) => kick |= self.tx.publish_in_lane(&[last], 0, lanes),
+                None => self.tx.stage(&[last]),
+            }
+            count += 1;
+        }
+        kick |= self.tx.publish_staged();
+        if kick && !(count == 1 && self.call_egress(last)) {
+            self.kick();
+        }
+        Ok(Some(count))
+    }
+
     /// Checks that no message is sent in part.
     pub(crate) fn between_messages(&self) -> Result<(), Error> {
         self.outgoing.between()

@@ -21,7 +21,10 @@ use tokio::{
     task::{AbortHandle, spawn_local},
     time::sleep,
 };
-use vtl_core::flow::{Chunk, Flow, Next, Path};
+use vtl_core::{
+    flow::{Chunk, Flow, Next, Path},
+    traffic::Traffic,
+};
 use vtl_proto::frame::{FlowId, ResetCode, Side};
 
 use super::{
@@ -102,29 +105,6 @@ impl Drop for Ends {
     }
 }
 
-/// Throughput of a flow, sampled once a tick.
-#[derive(Default)]
-pub(super) struct Rates {
-    /// Bytes sent and received at the last sample.
-    seen: Cell<[u64; 2]>,
-    /// Bytes per second, sent and received, between the last two samples.
-    pub(super) rates: Cell<[f64; 2]>,
-}
-
-impl Rates {
-    /// Sets the baseline: earlier bytes do not count.
-    pub(super) fn begin(&self, bytes: [u64; 2]) {
-        self.seen.set(bytes);
-    }
-
-    /// Samples the counters, `after` the last sample.
-    pub(super) fn look(&self, bytes: [u64; 2], after: Duration) {
-        let before = self.seen.replace(bytes);
-        let rate = |i: usize| (bytes[i] - before[i]) as f64 / after.as_secs_f64();
-        self.rates.set([rate(0), rate(1)]);
-    }
-}
-
 /// State of a flow besides its bytes.
 pub(super) struct State {
     /// The flow's id in commands.
@@ -134,7 +114,8 @@ pub(super) struct State {
     pub(super) app: Option<[SocketAddr; 2]>,
     /// The kernel's cookie of the TCP connection's socket.
     pub(super) cookie: u64,
-    pub(super) rates: Rates,
+    /// Sampled once a tick.
+    pub(super) traffic: Cell<Traffic>,
     /// Readings of the TCP connection.
     pub(super) watch: RefCell<TcpWatch>,
     /// The TCP connection's congestion control.
@@ -182,7 +163,7 @@ impl State {
             app: ends.app(),
             cookie: ends.cookie()?,
             ends: RefCell::new(Some(Rc::new(ends))),
-            rates: Rates::default(),
+            traffic: Cell::default(),
             watch: RefCell::default(),
             congestion: Congestion::default(),
             profile: Observer::new(opener, addresses),

@@ -25,6 +25,7 @@ use vtl_core::{
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
     netmon::Metrics,
+    traffic::Traffic,
 };
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{CarrierId, FlowId, Frame, Side};
@@ -323,7 +324,7 @@ impl Peer {
                 }
             }
             Beginning::Left(flow) => {
-                state.rates.begin(counts(&flow));
+                state.traffic.set(Traffic::new(counts(&flow)));
                 core.restore(id, *flow);
             }
         }
@@ -612,12 +613,14 @@ impl Peer {
         }
     }
 
-    /// Samples the flows' throughput, `after` the last sample.
+    /// Samples the flows' traffic, `after` the last sample.
     pub(super) fn look(&self, after: Duration) {
         let core = self.core.borrow();
         for (id, state) in &*self.flows.borrow() {
             if let Some(flow) = core.flow(*id) {
-                state.rates.look(counts(flow), after);
+                let mut traffic = state.traffic.get();
+                traffic.sample(counts(flow), after);
+                state.traffic.set(traffic);
             }
         }
     }

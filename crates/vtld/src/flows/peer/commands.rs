@@ -115,7 +115,8 @@ impl Peer {
     fn row(&self, id: FlowId, state: &State) -> Option<FlowStatus> {
         let core = self.core.borrow();
         let flow = core.flow(id)?;
-        let [sends_mbit, receives_mbit] = state.rates.rates.get().map(|rate| {
+        let traffic = state.traffic.get();
+        let [sends_mbit, receives_mbit] = traffic.rates().map(|rate| {
             // In Mbit/s, rounded to 0.01.
             (rate * 8e-4).round() / 100.0
         });
@@ -139,6 +140,8 @@ impl Peer {
             skipped_bytes: (flow.receive.is_tolerant()).then(|| flow.receive.lost()),
             sends_mbit,
             receives_mbit,
+            size: Some(traffic.size().to_string()),
+            burstiness: (traffic.burstiness()).map(|ratio| (ratio * 100.0).round() / 100.0),
             profile: verdict.as_ref().map(|verdict| verdict.profile.to_string()),
             profile_evidence: verdict.map(|verdict| verdict.evidence),
             app: state.app,
