@@ -426,9 +426,8 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         fs::write(&file, text).expect("written");
         file.to_str().expect("UTF-8").to_owned()
     };
-    let listen = |name: &str, port, mark| {
-        format!("[[rule]]\nname = \"{name}\"\nlisten = {port}\n{mark}\n")
-    };
+    let listen =
+        |name: &str, port, mark| format!("[[rule]]\nname = \"{name}\"\nlisten = {port}\n{mark}\n");
     let marked = listen("marked", TALK, "loss_tolerant = true");
     let server = rules(Host::Server, marked + &listen("exact", OTHER, ""));
     let client = rules(
@@ -439,8 +438,8 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
              carrier = \"graft:partial-reliability?max-loss=10&window=512\" }}\n"
         ),
     );
-    world.start(Host::Server, &["--rules", &server]);
-    world.start(Host::Client, &["--rules", &client]);
+    world.start(Host::Server, &["--rules", &server, "--log", "debug"]);
+    world.start(Host::Client, &["--rules", &client, "--log", "debug"]);
     world.set_loss(2.0);
     let talk = Talk::new(&world, "1", LARGE);
     let server = world.servers()[0].to_string();
@@ -452,7 +451,11 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         Process::start(&mut command)
     };
     let [port, other] = [TALK, OTHER].map(|port| port.to_string());
-    let exact = talks(Host::Server, &["serve", &other], ["server", "exact-server-got"]);
+    let exact = talks(
+        Host::Server,
+        &["serve", &other],
+        ["server", "exact-server-got"],
+    );
     until("the other listens", || {
         let mut ss = (world.testbed.command(Host::Server, "ss")).expect("a namespace");
         let output = ss.args(["-Htln", &format!("sport = :{OTHER}")]).output();
@@ -473,7 +476,9 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         let of = |host| world.grafts(host).iter().any(|name| name == graft);
         of(Host::Client) && of(Host::Server)
     };
-    until("it goes by go-back-n", || goes_by("go-back-n") && arrived() > 200_000);
+    until("it goes by go-back-n", || {
+        goes_by("go-back-n") && arrived() > 200_000
+    });
     assert_eq!(talk.skipped(), [0, 0]);
     world.set_rtt(FAR);
     until("something is lost both ways", || {
@@ -482,7 +487,8 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
     });
     assert!(goes_by("partial-reliability"));
     world.set_rtt(NEAR);
-    let log = || fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+    let log_of = |host| fs::read_to_string(world.log_path(host)).expect("a log");
+    let log = || log_of(Host::Client);
     until("it is back", || {
         assert!(call.ended().is_none(), "it ended: {}", log());
         log().contains("to=graft:go-back-n?window=64")
@@ -498,12 +504,34 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
     assert!(lost[0] >= so_far[0] && lost[1] >= so_far[1]);
     assert_eq!((missed, talk.skipped()), (lost, lost));
     // At most 1 of 100 packets, of up to 1,440 bytes of which records of 1,000 fill some less.
-    assert!(missed.iter().all(|bytes| *bytes * 50 <= LARGE as u64), "{missed:?}");
+    assert!(
+        missed.iter().all(|bytes| *bytes * 50 <= LARGE as u64),
+        "{missed:?}"
+    );
     assert!(other.wait().success());
-    until("the other's end", || world.path("exact-server-got.done").exists());
-    for (sent, got) in [("client", "exact-server-got"), ("server", "exact-client-got")] {
+    until("the other's end", || {
+        world.path("exact-server-got.done").exists()
+    });
+    for (sent, got) in [
+        ("client", "exact-server-got"),
+        ("server", "exact-client-got"),
+    ] {
         let [sent, got] = [sent, got].map(|name| fs::read(world.path(name)).expect("a file"));
-        assert!(sent == got, "{got} bytes of {sent}", got = got.len(), sent = sent.len());
+        assert!(
+            sent == got,
+            "{got} bytes of {sent}",
+            got = got.len(),
+            sent = sent.len()
+        );
     }
     exact.kill();
+    for host in [Host::Client, Host::Server] {
+        let log = log_of(host);
+        for moved in log
+            .lines()
+            .filter(|line| line.contains("flows: moved to another path"))
+        {
+            println!("{}: {moved}", host.name());
+        }
+    }
 }

@@ -61,7 +61,12 @@ impl Daemons {
                 .arg("--socket")
                 .arg(socket)
                 .args(&options.arguments)
-                .args((host == Host::Client).then_some(&options.of_client).into_iter().flatten())
+                .args(
+                    (host == Host::Client)
+                        .then_some(&options.of_client)
+                        .into_iter()
+                        .flatten(),
+                )
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log);

@@ -54,7 +54,9 @@ impl TryFrom<String> for GraftSpec {
 
 /// Error: the text is no [`GraftSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a graft is NAME, or with parameters NAME?PARAMETER=VALUE&PARAMETER=VALUE, each once, in whole numbers")]
+#[error(
+    "a graft is NAME, or with parameters NAME?PARAMETER=VALUE&PARAMETER=VALUE, each once, in whole numbers"
+)]
 pub struct NoGraftSpec;
 
 impl FromStr for GraftSpec {
@@ -259,8 +261,19 @@ mod tests {
         let spec: GraftSpec = "a?d=1&b=2".parse().expect("valid");
         assert_eq!(spec.to_string(), "a?b=2&d=1");
         for text in [
-            "", "?a=1", "a?", "a?b", "a?b=", "a?=1", "a?b=-1", "a?b=1.5", "a?b=1&", "a?b=1&b=2",
-            "a?b=4294967296", "a b", "a?b=1?c=2",
+            "",
+            "?a=1",
+            "a?",
+            "a?b",
+            "a?b=",
+            "a?=1",
+            "a?b=-1",
+            "a?b=1.5",
+            "a?b=1&",
+            "a?b=1&b=2",
+            "a?b=4294967296",
+            "a b",
+            "a?b=1?c=2",
         ] {
             assert_eq!(text.parse::<GraftSpec>(), Err(NoGraftSpec), "{text}");
         }

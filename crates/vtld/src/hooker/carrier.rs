@@ -613,7 +613,10 @@ mod tests {
 
     #[test]
     fn carrier__loses_only_what_is_marked() {
-        for name in LOSSY.into_iter().chain(["graft:partial-reliability?max-loss=1"]) {
+        for name in LOSSY
+            .into_iter()
+            .chain(["graft:partial-reliability?max-loss=1"])
+        {
             let carrier: Carrier = name.parse().unwrap();
             assert!(carrier.clone().marked(false, false, "").is_err(), "{name}");
             assert_eq!(carrier.clone().marked(true, false, ""), Ok(carrier));

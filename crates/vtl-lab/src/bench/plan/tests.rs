@@ -65,7 +65,10 @@ fn parse__rules_are_those_of_transports() {
     ] {
         assert!(file.contains(words), "{file}");
     }
-    let hooks = cell.transports.iter().map(|t| (t.is_hook(), t.is_lossy_hook()));
+    let hooks = cell
+        .transports
+        .iter()
+        .map(|t| (t.is_hook(), t.is_lossy_hook()));
     let hooks: Vec<_> = hooks.collect();
     assert_eq!(hooks, [(false, false), (true, true), (false, false)]);
     for (from, to, about) in [
@@ -73,9 +76,17 @@ fn parse__rules_are_those_of_transports() {
         ("300ms for", "300 for", "no unit of rtt"),
         ("max-loss=100", "max-loss=1001", "no parameter max-loss"),
         ("window=16", "windows=16", "no parameter windows"),
-        ("graft:go-back-n", "graft:go-back", "there is no graft \"go-back\""),
+        (
+            "graft:go-back-n",
+            "graft:go-back",
+            "there is no graft \"go-back\"",
+        ),
         ("graft:go-back-n", "quic", "graft:NAME"),
-        ("\"file\"\nbytes = 33554432", "\"stream\"\nseconds = 1", "only \"file\""),
+        (
+            "\"file\"\nbytes = 33554432",
+            "\"stream\"\nseconds = 1",
+            "only \"file\"",
+        ),
     ] {
         let error = parse(&text.replace(from, to)).expect_err(about).to_string();
         assert!(error.contains(about), "{error}");

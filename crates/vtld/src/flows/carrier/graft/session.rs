@@ -93,7 +93,10 @@ impl Session {
             room: Notify::new(),
             news: Notify::new(),
             loses,
-            settles: granted.grant.services.contains(Services::PARTIAL_RELIABILITY),
+            settles: granted
+                .grant
+                .services
+                .contains(Services::PARTIAL_RELIABILITY),
             shown: granted.shown,
             between: (
                 granted.local.to_canonical(),

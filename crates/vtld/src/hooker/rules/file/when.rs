@@ -28,7 +28,9 @@ impl Draft {
     /// Whether the carrier of a condition loses something.
     pub(super) fn loses(&self) -> bool {
         let cases = self.conditions.iter().flat_map(|(_, cases)| cases);
-        cases.into_iter().any(|(_, carrier, _)| matches!(carrier, Carrier::Lossy(_)))
+        cases
+            .into_iter()
+            .any(|(_, carrier, _)| matches!(carrier, Carrier::Lossy(_)))
     }
 }
 
@@ -140,7 +142,9 @@ impl Source<'_> {
             let text = "auto chooses by the path itself, so it excludes when";
             return self.wrong(at, text.into());
         }
-        let lossy = cases.iter().find(|(_, c, _)| matches!(c, Carrier::Lossy(_)));
+        let lossy = cases
+            .iter()
+            .find(|(_, c, _)| matches!(c, Carrier::Lossy(_)));
         if let Some((_, carrier, at)) = lossy
             && !tolerant
         {
@@ -344,7 +348,8 @@ mod tests {
 
     #[test]
     fn when__may_lose_what_the_rule_marks() {
-        let lossy = "{ if = \"rtt >= 300ms\", carrier = \"graft:partial-reliability?max-loss=100\" }";
+        let lossy =
+            "{ if = \"rtt >= 300ms\", carrier = \"graft:partial-reliability?max-loss=100\" }";
         for own in ["best", "graft:go-back-n?window=16", "udp"] {
             let text = format!("carrier = \"{own}\"\nloss_tolerant = true\nwhen = {lossy}");
             let when = rule(&text).expect(&text)[0].when.clone().expect("one");
@@ -355,7 +360,13 @@ mod tests {
         }
         // And back to what loses nothing.
         let text = "carrier = \"udp\"\nloss_tolerant = true\nwhen = { if = \"loss > 5%\", carrier = \"best\" }";
-        assert!(rule(text).expect("right")[0].when.as_ref().expect("one").tolerant);
+        assert!(
+            rule(text).expect("right")[0]
+                .when
+                .as_ref()
+                .expect("one")
+                .tolerant
+        );
         let one = rule(TWO).expect("right")[0].when.clone().expect("two");
         assert!(!one.tolerant);
     }
