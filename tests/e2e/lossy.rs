@@ -410,3 +410,128 @@ fn lossy__a_path_that_takes_nothing_is_left_for_tcp() {
         talk.server.kill();
     }
 }
+
+/// A rule's connections lose something only while its condition holds, where both hosts let them, and no more than the
+/// graft's bound; others of the same rule, to a port that lets nothing get lost, lose nothing.
+#[test]
+fn lossy__a_condition_moves_to_partial_reliability_and_back() {
+    const NEAR: f64 = 10.0;
+    const FAR: f64 = 200.0;
+    const LARGE: usize = 3 << 20;
+    let Some(mut world) = World::bare("lossy-when", &Link::new(NEAR, 50.0)) else {
+        return;
+    };
+    let rules = |host: Host, text: String| {
+        let file = world.path(&format!("{}.toml", host.name()));
+        fs::write(&file, text).expect("written");
+        file.to_str().expect("UTF-8").to_owned()
+    };
+    let listen =
+        |name: &str, port, mark| format!("[[rule]]\nname = \"{name}\"\nlisten = {port}\n{mark}\n");
+    let marked = listen("marked", TALK, "loss_tolerant = true");
+    let server = rules(Host::Server, marked + &listen("exact", OTHER, ""));
+    let client = rules(
+        Host::Client,
+        format!(
+            "[[rule]]\nname = \"far\"\nport = [{TALK}, {OTHER}]\ncarrier = \"graft:go-back-n?window=64\"\n\
+             loss_tolerant = true\ndwell = \"500ms\"\nwhen = {{ if = \"rtt >= 100ms for 200ms\", \
+             carrier = \"graft:partial-reliability?max-loss=10&window=512\" }}\n"
+        ),
+    );
+    world.start(Host::Server, &["--rules", &server, "--log", "debug"]);
+    world.start(Host::Client, &["--rules", &client, "--log", "debug"]);
+    world.set_loss(2.0);
+    let talk = Talk::new(&world, "1", LARGE);
+    let server = world.servers()[0].to_string();
+    let script = source(SCRIPT);
+    let talks = |host: Host, args: &[&str], [sent, got]: [&str; 2]| {
+        let mut command = (world.testbed.command(host, python3())).expect("a namespace");
+        command.arg(&script).args(args);
+        command.arg(world.path(sent)).arg(world.path(got)).arg("1");
+        Process::start(&mut command)
+    };
+    let [port, other] = [TALK, OTHER].map(|port| port.to_string());
+    let exact = talks(
+        Host::Server,
+        &["serve", &other],
+        ["server", "exact-server-got"],
+    );
+    until("the other listens", || {
+        let mut ss = (world.testbed.command(Host::Server, "ss")).expect("a namespace");
+        let output = ss.args(["-Htln", &format!("sport = :{OTHER}")]).output();
+        !output.expect("ss runs").stdout.is_empty()
+    });
+    let call = ["call", &server, &port];
+    let mut call = talks(Host::Client, &call, ["client", "client-got"]);
+    let mut other = talks(
+        Host::Client,
+        &["call", &server, &other],
+        ["client", "exact-client-got"],
+    );
+    let arrived = || {
+        let of = |name: &str| world.path(name).metadata().map_or(0, |m| m.len());
+        of("client-got").min(of("server-got"))
+    };
+    let goes_by = |graft: &str| {
+        let of = |host| world.grafts(host).iter().any(|name| name == graft);
+        of(Host::Client) && of(Host::Server)
+    };
+    until("it goes by go-back-n", || {
+        goes_by("go-back-n") && arrived() > 200_000
+    });
+    assert_eq!(talk.skipped(), [0, 0]);
+    world.set_rtt(FAR);
+    until("something is lost both ways", || {
+        assert!(call.ended().is_none(), "it ended: {:?}", talk.skipped());
+        talk.skipped().iter().all(|skipped| *skipped > 0)
+    });
+    assert!(goes_by("partial-reliability"));
+    world.set_rtt(NEAR);
+    let log_of = |host| fs::read_to_string(world.log_path(host)).expect("a log");
+    let log = || log_of(Host::Client);
+    until("it is back", || {
+        assert!(call.ended().is_none(), "it ended: {}", log());
+        log().contains("to=graft:go-back-n?window=64")
+    });
+    let (so_far, at) = (talk.skipped(), arrived());
+    until("it goes on", || {
+        assert!(call.ended().is_none(), "it ended");
+        arrived() > at + 300_000
+    });
+    let lost = talk.skipped();
+    let missed = talk.missed_by(call, "when");
+    // What was on its way by then may have got lost; nothing after that.
+    assert!(lost[0] >= so_far[0] && lost[1] >= so_far[1]);
+    assert_eq!((missed, talk.skipped()), (lost, lost));
+    // At most 1 of 100 packets, of up to 1,440 bytes of which records of 1,000 fill some less.
+    assert!(
+        missed.iter().all(|bytes| *bytes * 50 <= LARGE as u64),
+        "{missed:?}"
+    );
+    assert!(other.wait().success());
+    until("the other's end", || {
+        world.path("exact-server-got.done").exists()
+    });
+    for (sent, got) in [
+        ("client", "exact-server-got"),
+        ("server", "exact-client-got"),
+    ] {
+        let [sent, got] = [sent, got].map(|name| fs::read(world.path(name)).expect("a file"));
+        assert!(
+            sent == got,
+            "{got} bytes of {sent}",
+            got = got.len(),
+            sent = sent.len()
+        );
+    }
+    exact.kill();
+    for host in [Host::Client, Host::Server] {
+        let log = log_of(host);
+        for moved in log
+            .lines()
+            .filter(|line| line.contains("flows: moved to another path"))
+        {
+            println!("{}: {moved}", host.name());
+        }
+    }
+}

@@ -56,8 +56,9 @@ struct CarrierArg {
     /// vegas, westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
     /// `multipath`, sessions on several paths at once, `multipath:SCHEDULER` by ecf, lowest-rtt, weighted,
     /// round-robin, redundant or primary (docs/stacks.md); `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
-    /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2` and
-    /// `dccp-ccid3`
+    /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2`,
+    /// `dccp-ccid3` and `graft:partial-reliability`. Parameters of grafts follow:
+    /// `graft:partial-reliability?max-loss=50&window=64` (docs/grafts.md)
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,
     /// These connections can do without what the network loses: the carriers that repeat nothing

@@ -25,6 +25,8 @@ const SETTLE: Duration = Duration::from_millis(700);
 pub(crate) struct Options {
     /// Arguments of `vtld` besides the socket.
     pub(crate) arguments: Vec<String>,
+    /// Further ones of the client's.
+    pub(crate) of_client: Vec<String>,
     /// The core that each runs on, client's and server's; none: any.
     pub(crate) cores: Option<[usize; 2]>,
 }
@@ -59,6 +61,12 @@ impl Daemons {
                 .arg("--socket")
                 .arg(socket)
                 .args(&options.arguments)
+                .args(
+                    (host == Host::Client)
+                        .then_some(&options.of_client)
+                        .into_iter()
+                        .flatten(),
+                )
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log);
@@ -202,6 +210,18 @@ impl Statuses {
     pub(crate) fn carried(&self) -> u64 {
         let carriers = self.client.carriers.iter();
         carriers.map(|c| c.bytes_received + c.bytes_sent).sum()
+    }
+
+    /// Bytes of applications of the client that its flows have skipped as lost.
+    pub(crate) fn skipped(&self) -> u64 {
+        let carriers = self.client.carriers.iter();
+        carriers.filter_map(|c| c.skipped_bytes).max().unwrap_or(0)
+    }
+
+    /// Whether some have reached the client by a carrier that may lose bytes.
+    pub(crate) fn has_lossy(&self) -> bool {
+        let mut carriers = self.client.carriers.iter();
+        carriers.any(|c| c.skipped_bytes.is_some() && c.bytes_received > 0)
     }
 
     /// Packets of the server that were sent again (of carriers: lost), per cent of all it sent; none

@@ -1,12 +1,101 @@
 //! Carriers of hooked flows, by their names everywhere in VTL: what a flow can use besides TCP and the reliable
 //! grafts.
 
-use core::fmt;
+use core::{fmt, str::FromStr};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 /// Unreliable grafts, as carriers of loss-tolerant flows.
 pub const LOSSY: [&str; 4] = ["udp", "udp-lite", "dccp-ccid2", "dccp-ccid3"];
+
+/// The graft that loses at most a share of its packets, a carrier of loss-tolerant flows, too.
+pub const PARTIAL: &str = "partial-reliability";
+
+/// Whether sessions over this graft carry loss-tolerant flows only.
+pub fn may_lose(graft: &str) -> bool {
+    graft == PARTIAL || LOSSY.contains(&graft)
+}
+
+/// A graft, and what its parameters shall be where they do not have their defaults: `NAME`, or
+/// `NAME?PARAMETER=VALUE&PARAMETER=VALUE`. Serialized as that text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GraftSpec {
+    /// The graft.
+    pub name: String,
+    /// Values by the parameters' names.
+    pub params: BTreeMap<String, u32>,
+}
+
+/// A graft without parameters.
+impl From<&str> for GraftSpec {
+    fn from(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            params: BTreeMap::new(),
+        }
+    }
+}
+
+impl From<GraftSpec> for String {
+    fn from(spec: GraftSpec) -> Self {
+        spec.to_string()
+    }
+}
+
+impl TryFrom<String> for GraftSpec {
+    type Error = NoGraftSpec;
+
+    fn try_from(text: String) -> Result<Self, NoGraftSpec> {
+        text.parse()
+    }
+}
+
+/// Error: the text is no [`GraftSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a graft is NAME, or with parameters NAME?PARAMETER=VALUE&PARAMETER=VALUE, each once, in whole numbers"
+)]
+pub struct NoGraftSpec;
+
+impl FromStr for GraftSpec {
+    type Err = NoGraftSpec;
+
+    fn from_str(text: &str) -> Result<Self, NoGraftSpec> {
+        let is_word = |text: &str| {
+            let fits = |c: char| !c.is_whitespace() && !c.is_control() && !"?&=".contains(c);
+            !text.is_empty() && text.chars().all(fits)
+        };
+        let (name, rest) = match text.split_once('?') {
+            Some((name, rest)) => (name, Some(rest)),
+            None => (text, None),
+        };
+        if !is_word(name) {
+            return Err(NoGraftSpec);
+        }
+        let mut spec = Self::from(name);
+        for pair in rest.into_iter().flat_map(|rest| rest.split('&')) {
+            let (name, value) = pair.split_once('=').ok_or(NoGraftSpec)?;
+            let value = value.parse().map_err(|_| NoGraftSpec)?;
+            if !is_word(name) || spec.params.insert(name.to_owned(), value).is_some() {
+                return Err(NoGraftSpec);
+            }
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for GraftSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for (i, (name, value)) in self.params.iter().enumerate() {
+            let mark = if i == 0 { '?' } else { '&' };
+            write!(f, "{mark}{name}={value}")?;
+        }
+        Ok(())
+    }
+}
 
 /// VTL port of sessions that carry flows; not available to applications.
 pub const GRAFT_PORT: u16 = 65_535;
@@ -158,6 +247,37 @@ mod tests {
         }
         assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4, 5]);
         assert_eq!((Kind::named("udp"), Kind::numbered(0)), (None, None));
+    }
+
+    #[test]
+    fn graft_spec__reads_what_it_writes_and_nothing_else() {
+        for text in ["stream", "go-back-n?window=16", "a?b-c=0&d=4294967295"] {
+            let spec: GraftSpec = text.parse().expect("valid");
+            assert_eq!(spec.to_string(), text);
+            assert_eq!(GraftSpec::try_from(String::from(spec.clone())), Ok(spec));
+        }
+        assert_eq!("stream".parse(), Ok(GraftSpec::from("stream")));
+        // In the order of names, however written.
+        let spec: GraftSpec = "a?d=1&b=2".parse().expect("valid");
+        assert_eq!(spec.to_string(), "a?b=2&d=1");
+        for text in [
+            "",
+            "?a=1",
+            "a?",
+            "a?b",
+            "a?b=",
+            "a?=1",
+            "a?b=-1",
+            "a?b=1.5",
+            "a?b=1&",
+            "a?b=1&b=2",
+            "a?b=4294967296",
+            "a b",
+            "a?b=1?c=2",
+        ] {
+            assert_eq!(text.parse::<GraftSpec>(), Err(NoGraftSpec), "{text}");
+        }
+        assert!(may_lose("partial-reliability") && may_lose("udp") && !may_lose("go-back-n"));
     }
 
     #[test]

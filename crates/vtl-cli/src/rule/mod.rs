@@ -114,8 +114,8 @@ pub(crate) struct AddArgs {
         conflicts_with = "carrier"
     )]
     others: Option<String>,
-    /// They can do without what the network loses: goes with `udp`, `udp-lite`, `dccp-ccid2` and
-    /// `dccp-ccid3`; with --listen, clients may come by those
+    /// They can do without what the network loses: goes with `udp`, `udp-lite`, `dccp-ccid2`,
+    /// `dccp-ccid3` and `graft:partial-reliability`, also in --when; with --listen, clients may come by those
     #[arg(long, conflicts_with_all = ["bypass", "services"])]
     loss_tolerant: bool,
     /// By that or not at all: they fail where it cannot be had, and none of their bytes travels by
@@ -128,13 +128,14 @@ pub(crate) struct AddArgs {
     require_encryption: bool,
     #[command(flatten)]
     services: ServiceArgs,
-    /// What they travel by while the path is so, such as "rtt >= 300ms for 200ms then quic"; may be
-    /// given several times, of which the first that holds counts
+    /// What they travel by while the path is so, such as "rtt >= 300ms for 200ms then quic", or with --loss-tolerant
+    /// "rtt >= 300ms then graft:partial-reliability?max-loss=100"; may be given several times, of which the first that
+    /// holds counts
     #[arg(
         long,
         value_name = "CONDITION then CARRIER",
         value_parser = edit::when,
-        conflicts_with_all = ["bypass", "listen", "loss_tolerant"],
+        conflicts_with_all = ["bypass", "listen"],
     )]
     when: Vec<(String, String)>,
     /// The least time between two such changes, such as 10s

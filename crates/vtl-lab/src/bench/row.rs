@@ -112,6 +112,12 @@ pub(crate) struct Row {
     /// When the link changes, seconds; not in the CSV.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) changes: Vec<f64>,
+    /// When the first bytes came by another graft than before, seconds; not in the CSV.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) switches: Vec<f64>,
+    /// Bytes that were skipped as lost, of a captured program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) skipped: Option<u64>,
     /// Seconds, and bytes by then: only of competing flows and of changing links.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) samples: Vec<(f64, u64)>,
@@ -238,6 +244,7 @@ impl Row {
             self.error = Some(format!("{} bytes are not what was sent", outcome.wrong));
         }
         self.fct_s = Some(outcome.seconds);
+        self.switches.clone_from(&outcome.switches);
         self.first_byte_s = outcome.first_byte_s;
         self.goodput_mbps = Some(mbps(outcome.bytes, outcome.seconds));
         let start = match &cell.workload {

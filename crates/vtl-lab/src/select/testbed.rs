@@ -73,6 +73,7 @@ impl Testbeds {
                 time_limit_s: LIMIT_S,
                 cores: None,
                 vtl: Vtl::default(),
+                rules: std::collections::BTreeMap::default(),
             }],
         };
         let finished = self.0.run(&[plan], |_| ());

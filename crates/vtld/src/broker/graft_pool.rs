@@ -5,6 +5,7 @@ use std::{cmp::Reverse, collections::BTreeSet, sync::Arc, time::Duration};
 use vtl_bpf::objects;
 use vtl_pool::{Pool, Version, object::Parameter, pool::Entry, revocations::Identity};
 use vtl_proto::{
+    carrier::GraftSpec,
     nego::Offered,
     services::{GraftInfo, ParamRange, Requirements, Services, select},
 };
@@ -16,6 +17,15 @@ use crate::hooker::Over;
 const BROKEN_NS: u64 = 60_000 * MS;
 /// Services that a session needs to carry TCP connections.
 const FLOWS: Services = Services::TCP;
+
+/// The same for a graft that is named. Whoever names its window says how much it may have under way, so it need not
+/// control congestion.
+fn of_flows(graft: &GraftSpec) -> Services {
+    match graft.params.contains_key("window") {
+        true => Services::CONGESTION_CONTROL.missing(FLOWS),
+        false => FLOWS,
+    }
+}
 
 /// A graft of the pool, in the version that is deployed or would be.
 pub(super) struct Pooled {
@@ -80,19 +90,23 @@ pub(crate) fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
         None | Some(Over::Spread(_)) => {}
-        Some(Over::Lossy(name)) => {
-            wish = Wish {
-                graft: Some(name.clone()),
-                ..Wish::default()
-            };
-        }
-        Some(Over::Graft(name)) => wish.graft = Some(name.clone()),
+        Some(Over::Lossy(graft)) => wish = named(graft, Services::NONE),
+        Some(Over::Graft(graft)) => wish = named(graft, of_flows(graft)),
         Some(Over::Services(wanted)) => {
             wish.wanted = *wanted;
             wish.wanted.services = FLOWS | wanted.services;
         }
     }
     wish
+}
+
+/// The request for a session over this graft.
+fn named(graft: &GraftSpec, services: Services) -> Wish {
+    Wish {
+        graft: Some(graft.name.clone()),
+        params: graft.params.clone().into_iter().collect(),
+        ..Wish::from(services)
+    }
 }
 
 /// All grafts, in descending rank.
@@ -278,7 +292,7 @@ impl GraftPool {
     /// Checks that hooked connections can be carried this way.
     pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
-            Over::Graft(name) => name,
+            Over::Graft(graft) => graft,
             Over::Services(_) | Over::Lossy(_) | Over::Spread(_) => {
                 return self.candidates(&wish(Some(over))).map(|_| ());
             }
@@ -289,12 +303,23 @@ impl GraftPool {
             let names = fits.map(|p| format!("graft:{}", p.info.name));
             names.collect::<Vec<_>>().join(", ")
         };
-        let found = self.enabled();
-        match found.map(|p| &p.info).find(|g| g.name == *graft) {
-            Some(g) if g.provides.contains(FLOWS) => Ok(()),
-            Some(g) => Err(format!(
+        let needed = of_flows(graft);
+        match self.enabled().find(|p| p.info.name == graft.name) {
+            Some(p) if p.info.provides.contains(needed) => {
+                let wrong = wish(Some(over)).check(&p.params);
+                wrong.map_err(|why| format!("graft:{graft}: {why}"))
+            }
+            Some(p) if p.info.provides.missing(needed) == Services::CONGESTION_CONTROL => {
+                Err(format!(
+                    "graft:{graft} cannot carry TCP connections, it lacks congestion control: say how many packets it may \
+                     have under way (graft:{}?window=64), or take one of {}",
+                    graft.name,
+                    others()
+                ))
+            }
+            Some(p) => Err(format!(
                 "graft:{graft} cannot carry TCP connections, it lacks {}: there are {}",
-                g.provides.missing(FLOWS),
+                p.info.provides.missing(needed),
                 others()
             )),
             None => Err(format!(
@@ -308,6 +333,41 @@ impl GraftPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn carries__by_what_a_graft_provides_and_its_parameters() {
+        let mut pool = GraftPool::default();
+        pool.use_host_pool(built_in().expect("grafts"), &BTreeSet::new());
+        let carries = |graft: &str| {
+            let graft: GraftSpec = graft.parse().expect("one");
+            match vtl_proto::carrier::may_lose(&graft.name) {
+                true => pool.carries(&Over::Lossy(graft)),
+                false => pool.carries(&Over::Graft(graft)),
+            }
+        };
+        for graft in [
+            "stream",
+            "go-back-n?window=16",
+            "selective-repeat?window=32768",
+            "partial-reliability",
+            "partial-reliability?max-loss=1000&window=1&lifetime=100",
+            "udp-lite?coverage=0",
+        ] {
+            assert_eq!(carries(graft), Ok(()), "{graft}");
+        }
+        for (graft, about) in [
+            ("go-back-n", "congestion control: say how many packets"),
+            ("go-back-n?window=0", "window 0 is out of range: 1 to 32768"),
+            ("stream?window=9", "no parameter \"window\""),
+            ("canonical", "it lacks"),
+            ("none?window=1", "there is no carrier graft:none"),
+            ("partial-reliability?max-loss=1001", "out of range"),
+            ("partial-reliability?max_loss=1", "no parameter"),
+        ] {
+            let error = carries(graft).expect_err(graft);
+            assert!(error.contains(about), "{graft}: {error}");
+        }
+    }
 
     #[test]
     fn uses__what_was_not_taken_out_or_replaced() {

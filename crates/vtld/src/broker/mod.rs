@@ -449,9 +449,9 @@ impl Handle {
     pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
         let over = match carrier {
             Carrier::Required(_, carrier) => return self.carries(carrier),
-            Carrier::Graft(name) => Over::Graft(name.clone()),
+            Carrier::Graft(spec) => Over::Graft(spec.clone()),
             Carrier::Services(wanted) => Over::Services(*wanted),
-            Carrier::Lossy(name) => Over::Lossy((*name).to_owned()),
+            Carrier::Lossy(spec) => Over::Lossy(spec.clone()),
             _ => return Ok(()),
         };
         self.ask(|reply| Command::Ask(Question::Carries { over, reply }))
@@ -495,6 +495,7 @@ impl hooker::Broker for Handle {
             over: held.over().cloned(),
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
+            tolerant: held.is_tolerant(),
             auto: auto(held.is_auto(), held.dest()),
         };
         self.flows
@@ -507,6 +508,7 @@ impl hooker::Broker for Handle {
             over: flow.over.clone(),
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
+            tolerant: flow.tolerant,
             auto: auto(flow.auto, flow.dest),
         };
         self.flows.opened(flow, desired);

@@ -114,6 +114,9 @@ pub(crate) struct Desired {
     /// The rule that hooked the flows, if it has conditions on the path.
     #[serde(default)]
     pub(crate) rule: Option<Arc<str>>,
+    /// The flows are marked loss-tolerant; those of a former daemon's by a lossy carrier alone.
+    #[serde(default)]
+    pub(crate) tolerant: bool,
     /// The model chooses the carrier; `kind` and `over` count for nothing.
     #[serde(default)]
     pub(crate) auto: Option<Auto>,
@@ -127,13 +130,14 @@ impl Desired {
             over: None,
             encrypted: false,
             rule: None,
+            tolerant: false,
             auto: None,
         }
     }
 
-    /// Whether its flows tolerate losses (lossy carrier).
+    /// Whether its flows tolerate losses.
     fn may_lose(&self) -> bool {
-        matches!(self.over.as_deref(), Some(Over::Lossy(_)))
+        self.tolerant || matches!(self.over.as_deref(), Some(Over::Lossy(_)))
     }
 }
 

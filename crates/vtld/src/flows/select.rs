@@ -84,7 +84,7 @@ impl ByModel {
     /// What flows go by for a choice.
     pub(super) fn target(choice: Choice) -> Target {
         let graft = Self::class(choice).strip_prefix(GRAFT)?;
-        Some((Kind::Graft, Some(Over::Graft(graft.to_owned()).into())))
+        Some((Kind::Graft, Some(Over::Graft(graft.into()).into())))
     }
 
     /// Whether BBR takes over the flows' TCP connections where the path loses packets. So also where a graft was chosen:

@@ -10,7 +10,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
 use vtl_proto::{
-    carrier::{Kind, LOSSY, Scheduler},
+    carrier::{GraftSpec, Kind, LOSSY, PARTIAL, Scheduler},
     services::{Requirements, Services},
 };
 
@@ -33,8 +33,9 @@ pub enum Carrier {
     Plain,
     /// `tcp:NAME`: TCP under this congestion control.
     Control(String),
-    /// `graft:NAME`: sessions over this graft with peers that run VTL; TCP to others.
-    Graft(String),
+    /// `graft:NAME`, with parameters `graft:NAME?PARAMETER=VALUE`: sessions over this graft with peers that run VTL; TCP to
+    /// others.
+    Graft(GraftSpec),
     /// Sessions over the highest-ranked graft that provides these services besides those that every TCP connection
     /// needs; TCP to hosts without VTL. For rules.
     Services(Requirements),
@@ -43,9 +44,9 @@ pub enum Carrier {
     Multipath(Scheduler),
     /// `quic` and others: one carrier of this kind to each peer that runs VTL, shared by the flows; TCP to others.
     Flows(Kind),
-    /// `udp` and others, for flows that are marked loss-tolerant: sessions over the graft of that
-    /// name, without retransmission, with peers whose port is marked so, too; TCP to others.
-    Lossy(&'static str),
+    /// `udp` and others, and `graft:partial-reliability`, for flows that are marked loss-tolerant: sessions over the graft
+    /// of that name, which repeats nothing, or not all, with peers whose port is marked so, too; TCP to others.
+    Lossy(GraftSpec),
     /// For server ports that are marked loss-tolerant: as [`Carrier::Best`], and clients may use
     /// [`Carrier::Lossy`].
     Tolerant,
@@ -205,14 +206,15 @@ impl Carrier {
     pub fn marked(self, tolerant: bool, port: bool, how: &str) -> Result<Self, String> {
         match self {
             Self::Lossy(name) if !tolerant => Err(format!(
-                "{name} does not repeat what the network loses: mark these flows loss-tolerant \
-                 ({how}) if they can do without that, or take another carrier"
+                "{} does not repeat what the network loses: mark these flows loss-tolerant \
+                 ({how}) if they can do without that, or take another carrier",
+                Self::Lossy(name)
             )),
             Self::Best if tolerant && port => Ok(Self::Tolerant),
             carrier if !tolerant || matches!(carrier, Self::Lossy(_)) => Ok(carrier),
             carrier => Err(format!(
                 "{carrier} has no use for the mark loss-tolerant ({how}), which goes with the \
-                 carriers {}, and with ports of servers without a carrier",
+                 carriers {} and graft:{PARTIAL}, and with ports of servers without a carrier",
                 LOSSY.join(", ")
             )),
         }
@@ -232,8 +234,10 @@ impl FromStr for Carrier {
             None if text == "auto" => Ok(Self::Auto),
             None if text == "multipath" => Ok(Self::Multipath(Scheduler::default())),
             None if let Some(kind) = Kind::named(text) => Ok(Self::Flows(kind)),
-            None if let Some(name) = LOSSY.into_iter().find(|name| *name == text) => {
-                Ok(Self::Lossy(name))
+            None if let Ok(spec) = text.parse::<GraftSpec>()
+                && LOSSY.contains(&spec.name.as_str()) =>
+            {
+                Ok(Self::Lossy(spec))
             }
             Some(("tcp", name)) if word(name) => Ok(Self::Control(name.to_owned())),
             Some(("multipath", name)) => match Scheduler::named(name) {
@@ -244,7 +248,14 @@ impl FromStr for Carrier {
                     Scheduler::ALL.map(Scheduler::name).join(", ")
                 )),
             },
-            Some(("graft", name)) if !name.is_empty() => Ok(Self::Graft(name.to_owned())),
+            Some(("graft", spec)) if !spec.is_empty() => match spec.parse::<GraftSpec>() {
+                Ok(spec) if spec.name == PARTIAL => Ok(Self::Lossy(spec)),
+                Ok(spec) => Ok(Self::Graft(spec)),
+                Err(why) => Err(format!(
+                    "there is no carrier \"{}\": {why} (graft:go-back-n?window=64)",
+                    text.escape_debug()
+                )),
+            },
             _ => Err(format!(
                 "there is no carrier \"{}\": name auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
                  (graft:cubic), multipath, multipath:SCHEDULER (multipath:redundant), {} or, for flows that may lose something, {}",
@@ -270,7 +281,8 @@ impl fmt::Display for Carrier {
             }
             Self::Multipath(scheduler) => write!(f, "multipath:{scheduler}"),
             Self::Flows(kind) => kind.fmt(f),
-            Self::Lossy(name) => f.write_str(name),
+            Self::Lossy(spec) if spec.name == PARTIAL => write!(f, "graft:{spec}"),
+            Self::Lossy(spec) => spec.fmt(f),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
             Self::Others(carrier, control) => write!(f, "{carrier}, others tcp:{control}"),
             Self::Required(Must::Carrier, carrier) => write!(f, "{carrier}, required"),
@@ -304,11 +316,11 @@ fn words(wanted: &Requirements) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Over {
     /// This graft.
-    Graft(String),
+    Graft(GraftSpec),
     /// The highest-ranked graft that provides these services besides those that every TCP connection needs.
     Services(Requirements),
     /// This lossy graft.
-    Lossy(String),
+    Lossy(GraftSpec),
     /// The highest-ranked graft, on several paths, over which flows are spread by this scheduler.
     Spread(Scheduler),
 }
@@ -330,6 +342,9 @@ pub(super) struct Wish {
     /// The carrier is chosen by path and application.
     #[serde(default)]
     pub(super) auto: bool,
+    /// The connections are marked loss-tolerant.
+    #[serde(default)]
+    pub(super) tolerant: bool,
 }
 
 impl Wish {
@@ -347,7 +362,10 @@ impl Wish {
             }
             Carrier::Multipath(scheduler) => wish.over = Some(Over::Spread(*scheduler).into()),
             Carrier::Flows(kind) => wish.kind = Some(*kind),
-            Carrier::Lossy(name) => wish.over = Some(Over::Lossy((*name).to_owned()).into()),
+            Carrier::Lossy(spec) => {
+                wish.over = Some(Over::Lossy(spec.clone()).into());
+                wish.tolerant = true;
+            }
             Carrier::Required(must, carrier) => {
                 wish = Self::new(carrier)?;
                 wish.required = true;
@@ -368,12 +386,19 @@ pub(super) struct Wishes(Vec<Wish>);
 impl Wishes {
     /// The number for a carrier; [`VTL_WISH_PLAIN`] for one that bypasses vtld.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
-        self.number_of(carrier, None)
+        self.number_of_wish(Wish::new(carrier))
     }
 
-    /// The same for connections of a rule that has conditions on the path.
-    pub(super) fn number_of(&mut self, carrier: &Carrier, rule: Option<Arc<str>>) -> u32 {
-        let wish = Wish::new(carrier).map(|wish| Wish { rule, ..wish });
+    /// The same for connections of a rule that has conditions on the path. `tolerant`: it marks them loss-tolerant.
+    pub(super) fn number_of(&mut self, carrier: &Carrier, rule: Arc<str>, tolerant: bool) -> u32 {
+        self.number_of_wish(Wish::new(carrier).map(|wish| Wish {
+            rule: Some(rule),
+            tolerant: wish.tolerant || tolerant,
+            ..wish
+        }))
+    }
+
+    fn number_of_wish(&mut self, wish: Option<Wish>) -> u32 {
         let Some(wish) = wish.filter(|wish| *wish != Wish::default()) else {
             return VTL_WISH_PLAIN;
         };
@@ -572,11 +597,15 @@ mod tests {
             "tcp:a-b_9",
             "auto",
             "graft:stream",
+            "graft:go-back-n?window=16",
+            "graft:partial-reliability",
+            "graft:partial-reliability?max-loss=100&window=64",
             "multipath",
             "multipath:redundant",
             "quic",
             "sctp",
             "udp",
+            "udp-lite?coverage=8",
         ] {
             assert_eq!(text.parse::<Carrier>().unwrap().to_string(), text);
         }
@@ -584,7 +613,10 @@ mod tests {
 
     #[test]
     fn carrier__loses_only_what_is_marked() {
-        for name in LOSSY {
+        for name in LOSSY
+            .into_iter()
+            .chain(["graft:partial-reliability?max-loss=1"])
+        {
             let carrier: Carrier = name.parse().unwrap();
             assert!(carrier.clone().marked(false, false, "").is_err(), "{name}");
             assert_eq!(carrier.clone().marked(true, false, ""), Ok(carrier));
@@ -607,7 +639,7 @@ mod tests {
             );
         }
         assert!(
-            Carrier::Lossy(LOSSY[0])
+            Carrier::Lossy(LOSSY[0].into())
                 .required(Must::Encryption, "")
                 .is_err()
         );
@@ -641,8 +673,10 @@ mod tests {
                 assert_eq!(Carrier::wanted(&carrier.spec(), false), Ok(carrier));
             }
         }
-        let lossy = Carrier::Lossy(LOSSY[0]);
-        assert_eq!(Carrier::wanted(&lossy.spec(), false), Ok(lossy));
+        for lossy in [LOSSY[0], PARTIAL] {
+            let lossy = Carrier::Lossy(lossy.into());
+            assert_eq!(Carrier::wanted(&lossy.spec(), false), Ok(lossy));
+        }
     }
 
     #[test]
@@ -666,14 +700,18 @@ mod tests {
         assert_eq!(number, 5 | VTL_WISH_REQUIRE);
         assert!(wishes.get(number).required && wishes.get(number).encrypted);
         // Connections of a rule with conditions are told from others, also without a carrier of their own.
-        let number = wishes.number_of(&Carrier::Best, Some("far".into()));
+        let number = wishes.number_of(&Carrier::Best, "far".into(), false);
         assert_eq!((number, wishes.number(&Carrier::Best)), (6, VTL_WISH_PLAIN));
         assert_eq!(wishes.get(number).rule.as_deref(), Some("far"));
+        assert!(!wishes.get(number).tolerant);
         // Those whose carrier is chosen bypass vtld where the host is near.
         let number = wishes.number(&Carrier::Auto);
         assert_eq!(number, 7 | VTL_WISH_NEAR);
         assert!(wishes.get(number).auto && !wishes.get(6).auto);
-        for nobody in [0, 8, VTL_WISH_PLAIN] {
+        // What may lose something is told from what may not.
+        let tolerant = wishes.number_of(&Carrier::Best, "far".into(), true);
+        assert!(tolerant == 8 && wishes.get(tolerant).tolerant);
+        for nobody in [0, 9, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
     }
@@ -706,6 +744,9 @@ mod tests {
             "TCP",
             "multipath:",
             "multipath:fastest",
+            "graft:a?b",
+            "graft:a?b=1&b=2",
+            "udp?x",
         ];
         for text in bad {
             let error = text.parse::<Carrier>().unwrap_err();

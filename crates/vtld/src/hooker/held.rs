@@ -437,6 +437,11 @@ impl HeldConnect {
         self.0.wish.rule.as_ref()
     }
 
+    /// Whether its hook or rule marks the connection loss-tolerant.
+    pub fn is_tolerant(&self) -> bool {
+        self.0.wish.tolerant
+    }
+
     /// Whether the carrier is chosen by path and application.
     pub fn is_auto(&self) -> bool {
         self.0.wish.auto

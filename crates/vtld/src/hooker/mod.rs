@@ -143,6 +143,8 @@ pub struct ClientFlow {
     pub rule: Option<Arc<str>>,
     /// Whether the carrier is chosen by path and application.
     pub auto: bool,
+    /// Whether its hook or rule marks it loss-tolerant.
+    pub tolerant: bool,
     /// The flow's name, which the SYN of `peer` announced.
     pub name: FlowName,
     /// This host is a gateway: `src` is another host.

@@ -425,6 +425,7 @@ impl Worker {
             kind: held.kind(),
             rule: held.rule().cloned(),
             auto: held.is_auto(),
+            tolerant: held.is_tolerant(),
             app: held,
             dest,
             src,

@@ -10,7 +10,7 @@ use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::Tcp;
 use super::workload::{Progress, fetch, wait_at_gate};
-use super::{Order, Outcome, Protocol, READY, Work, own_peak_kb, quic, say, udp};
+use super::{Order, Outcome, Protocol, READY, Work, aware, own_peak_kb, quic, say, udp};
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
             let mut conn = Tcp::connect(order.address, None)?;
             conn.fetch_what_arrives(work, order.limit_s, &progress)?;
         }
-        Protocol::Udp => {}
+        Protocol::Udp | Protocol::Aware { .. } => {}
     }
     thread::sleep(Duration::from_secs_f64(order.rtt_ms * 4e-3));
     Ok(ticket)
@@ -136,6 +136,7 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
         half: half.or_else(|| progress.half_s().map(|s| (s, half_at))),
         latency_us: progress.latency_us(),
         samples,
+        switches: progress.switches(),
         peak_kb: own_peak_kb(),
         // With its causes: quinn says in them why a connection was lost.
         error: error.map(|e| format!("{:#}", anyhow::Error::from(e))),
@@ -231,6 +232,7 @@ fn start_work(order: Order, progress: Arc<Progress>, warm: Option<quic::Client>)
                 let conn = Tcp::connect(order.address, None);
                 conn.and_then(|mut c| c.fetch_what_arrives(order.work, order.limit_s, &progress))
             }
+            Protocol::Aware { rule, daemon } => aware::fetch(&order, rule, daemon, &progress),
             Protocol::Udp => udp::fetch(&order, &progress),
         };
         let _ = tell.send(result);

@@ -6,6 +6,7 @@
 //! a line comes in, writes an [`Outcome`] when it is through, and ends at the end of its input. The
 //! connections stay open until then, so that they can be looked at.
 
+mod aware;
 mod client;
 mod conn;
 mod graft;
@@ -20,6 +21,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::bench::plan::Rule;
 
 /// UDP payload of a full-size packet over IPv4 at an MTU of 1,500.
 const DATAGRAM: u16 = 1_472;
@@ -89,6 +92,13 @@ pub(crate) enum Protocol {
         /// The host's daemon.
         daemon: PathBuf,
     },
+    /// VTL sessions over the grafts that a rule says, by an application that follows it.
+    Aware {
+        /// The rule.
+        rule: Rule,
+        /// The host's daemon.
+        daemon: PathBuf,
+    },
 }
 
 /// What is transferred on a connection.
@@ -139,6 +149,8 @@ pub(crate) struct Outcome {
     pub(crate) latency_us: Option<[f64; 3]>,
     /// Bytes by then, every 100 ms.
     pub(crate) samples: Vec<(f64, u64)>,
+    /// When another graft took over, seconds.
+    pub(crate) switches: Vec<f64>,
     /// The most memory it had resident, KiB.
     pub(crate) peak_kb: u64,
     /// Why it failed, if it did.

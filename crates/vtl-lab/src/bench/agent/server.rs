@@ -13,7 +13,7 @@ use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::{self, Tcp};
 use super::workload::serve;
-use super::{Order, Protocol, READY, Summary, own_peak_kb, quic, say, udp};
+use super::{Order, Protocol, READY, Summary, aware, own_peak_kb, quic, say, udp};
 
 /// TCP connections, to look at in the end.
 type Watched = Arc<Mutex<Vec<OwnedFd>>>;
@@ -53,6 +53,21 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
                 }
             });
             let settings = name.clone();
+            Box::new(move || Summary {
+                settings: settings.clone(),
+                ..Summary::default()
+            })
+        }
+        Protocol::Aware { rule, daemon } => {
+            let mut listener = Listener::bind(order.address.port(), daemon)?;
+            let served = Arc::new(rule.clone());
+            thread::spawn(move || {
+                while let Ok(socket) = aware::accept(&mut listener) {
+                    let rule = Arc::clone(&served);
+                    apart(move || aware::serve(socket, &rule));
+                }
+            });
+            let settings = rule.own.to_string();
             Box::new(move || Summary {
                 settings: settings.clone(),
                 ..Summary::default()

@@ -98,6 +98,8 @@ pub(super) struct Progress {
     first_ns: AtomicU64,
     half_ns: AtomicU64,
     last_ns: AtomicU64,
+    /// When another graft took over, seconds.
+    switches: Mutex<Vec<f64>>,
     latency: Mutex<Histogram<u64>>,
 }
 
@@ -116,6 +118,7 @@ impl Progress {
             first_ns: 0.into(),
             half_ns: 0.into(),
             last_ns: 0.into(),
+            switches: Mutex::default(),
             latency: Mutex::new(latency),
         }
     }
@@ -167,6 +170,19 @@ impl Progress {
             self.wrong.fetch_add(wrong, Ordering::Relaxed);
         }
         self.last_ns.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Notes that another graft takes over.
+    pub(super) fn note_switch(&self) {
+        let now = self.begin().elapsed().as_secs_f64();
+        if let Ok(mut switches) = self.switches.lock() {
+            switches.push(now);
+        }
+    }
+
+    /// When that happened.
+    pub(super) fn switches(&self) -> Vec<f64> {
+        self.switches.lock().map(|s| s.clone()).unwrap_or_default()
     }
 
     fn record(&self, nanos: u64) {

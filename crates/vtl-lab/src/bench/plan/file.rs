@@ -1,5 +1,6 @@
 //! The file format of plans, and from it the cells.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::Path;
@@ -14,6 +15,7 @@ use vtl_testbed::{Link, LossModel, Profile};
 
 use super::{
     Amount, Cell, Change, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+    rule::{self, RuleTable},
 };
 
 /// When a transfer is cut unless the plan says otherwise, seconds.
@@ -99,6 +101,8 @@ struct PlanTable {
     workload: WorkloadTable,
     #[serde(default)]
     vtl: VtlTable,
+    #[serde(default)]
+    rules: BTreeMap<String, RuleTable>,
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
@@ -156,12 +160,12 @@ struct VtlTable {
 }
 
 /// A problem at a key; the line is looked up by the key's name.
-struct Problem {
+pub(super) struct Problem {
     key: &'static str,
     text: String,
 }
 
-fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
+pub(super) fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
     Err(Problem {
         key,
         text: format!("`{key}`: {}", text.into()),
@@ -235,6 +239,7 @@ fn line_of(text: &str, key: &str) -> usize {
 
 fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
     let transports = transports(table)?;
+    let rules = rule::rules(&table.rules)?;
     let runs = table.runs.unwrap_or(1);
     if !(1..=1000).contains(&runs) {
         return problem("runs", format!("{runs} is not between 1 and 1,000"));
@@ -256,6 +261,7 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
                             time_limit_s: time_limit(&table.workload)?,
                             cores,
                             vtl,
+                            rules: rules.clone(),
                         };
                         check(&cell)?;
                         cells.push(cell);
@@ -294,23 +300,17 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
             },
             _ => return Ok(transport),
         };
-        let Some(object) = objects::graft(name) else {
-            let all: Vec<_> = objects::GRAFTS.iter().map(|(name, _)| *name).collect();
-            let text = format!("there is no graft \"{name}\": valid are {}", all.join(", "));
-            return problem("transports", text);
-        };
-        let graft = Description::read(object).expect("it comes with VTL");
-        for (key, setting) in params {
-            let known = graft.parameters.iter().find(|p| p.name == *key);
-            let fits = |p: &Parameter| match setting {
-                Setting::Number(number) => (p.least..=p.most).contains(number),
-                Setting::Path => p.name == WINDOW,
+        refuse_params("transports", name, |known| {
+            let fits = |(key, setting): &&(String, Setting)| {
+                let fits = |p: &Parameter| match setting {
+                    Setting::Number(number) => (p.least..=p.most).contains(number),
+                    Setting::Path => p.name == WINDOW,
+                };
+                known.iter().find(|p| p.name == *key).is_some_and(fits)
             };
-            if !known.is_some_and(fits) {
-                let text = format!("graft \"{name}\" has no parameter {key} that may be that");
-                return problem("transports", text);
-            }
-        }
+            let wrong = params.iter().find(|param| !fits(param));
+            wrong.map(|(key, _)| key.clone())
+        })?;
         if matches!(transport, Transport::Hook(_)) && !is_stream(name) {
             let text = format!("the graft \"{name}\" carries no streams, so no hooked ones");
             return problem("transports", text);
@@ -318,6 +318,27 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
         Ok(transport)
     };
     names.iter().map(parse).collect()
+}
+
+/// Refuses a graft that does not come with VTL, and parameters: `wrong` finds one among those that it has.
+pub(super) fn refuse_params(
+    key: &'static str,
+    name: &str,
+    wrong: impl FnOnce(&[Parameter]) -> Option<String>,
+) -> Result<(), Problem> {
+    let Some(object) = objects::graft(name) else {
+        let all: Vec<_> = objects::GRAFTS.iter().map(|(name, _)| *name).collect();
+        let text = format!("there is no graft \"{name}\": valid are {}", all.join(", "));
+        return problem(key, text);
+    };
+    let graft = Description::read(object).expect("it comes with VTL");
+    match wrong(&graft.parameters) {
+        Some(param) => problem(
+            key,
+            format!("graft \"{name}\" has no parameter {param} that may be that"),
+        ),
+        None => Ok(()),
+    }
 }
 
 fn time(key: &'static str, seconds: f64) -> Result<f64, Problem> {
@@ -681,6 +702,7 @@ fn check(cell: &Cell) -> Result<(), Problem> {
         }
         let loses = match transport {
             Transport::Graft(graft) => !is_stream(&graft.name),
+            Transport::Rule { .. } => true,
             hook => hook.is_lossy_hook(),
         };
         let is_download = match cell.workload {
@@ -691,6 +713,12 @@ fn check(cell: &Cell) -> Result<(), Problem> {
             let text =
                 format!("{transport} measures \"down\" only, as do curl and what may lose packets");
             return problem("direction", text);
+        }
+        if let Transport::Rule { name, .. } = transport
+            && !cell.rules.contains_key(name)
+        {
+            let text = format!("{transport} needs a table [rules.{name}]");
+            return problem("transports", text);
         }
         if loses && !matches!(cell.workload, Workload::File { .. }) {
             let text = format!("{transport} may lose packets, so it carries only \"file\"");

@@ -1,13 +1,16 @@
 //! What to measure. The format is described in `bench/README.md`.
 
 mod file;
+mod rule;
 mod transport;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use vtl_testbed::{Link, LossModel, Profile};
 
+pub(crate) use rule::Rule;
 pub(crate) use transport::{Graft, Setting, Transport};
 
 /// Why a plan was refused: file, line, and what is wrong.
@@ -67,6 +70,8 @@ pub(crate) struct Cell {
     pub(crate) cores: Option<u8>,
     /// How the daemons are started.
     pub(crate) vtl: Vtl,
+    /// The plan's rules by name.
+    pub(crate) rules: BTreeMap<String, Rule>,
 }
 
 /// The link's figures from `at_s` seconds after the start of the transfer on.

@@ -49,6 +49,51 @@ fn parse__the_documented_example() {
 }
 
 #[test]
+fn parse__rules_are_those_of_transports() {
+    let rule = "[rules.far]\ncarrier = \"graft:go-back-n?window=16\"\nwhen = { if = \"rtt >= 300ms for 200ms\", \
+                carrier = \"graft:partial-reliability?max-loss=100\" }\n";
+    let text = GOOD.replace("\"graft:stream\"", "\"hook:rule:far\", \"graft:rule:far\"") + rule;
+    let plan = parse(&text).expect("valid");
+    let cell = &plan.cells[0];
+    let file = cell.rules["far"].file(5201);
+    for words in [
+        "port = 5201\n",
+        "carrier = \"graft:go-back-n?window=16\"\n",
+        "loss_tolerant = true\n",
+        "if = \"rtt >= 300ms for 200ms\"",
+        "carrier = \"graft:partial-reliability?max-loss=100\"",
+    ] {
+        assert!(file.contains(words), "{file}");
+    }
+    let hooks = cell
+        .transports
+        .iter()
+        .map(|t| (t.is_hook(), t.is_lossy_hook()));
+    let hooks: Vec<_> = hooks.collect();
+    assert_eq!(hooks, [(false, false), (true, true), (false, false)]);
+    for (from, to, about) in [
+        ("rules.far", "rules.near", "[rules.far]"),
+        ("300ms for", "300 for", "no unit of rtt"),
+        ("max-loss=100", "max-loss=1001", "no parameter max-loss"),
+        ("window=16", "windows=16", "no parameter windows"),
+        (
+            "graft:go-back-n",
+            "graft:go-back",
+            "there is no graft \"go-back\"",
+        ),
+        ("graft:go-back-n", "quic", "graft:NAME"),
+        (
+            "\"file\"\nbytes = 33554432",
+            "\"stream\"\nseconds = 1",
+            "only \"file\"",
+        ),
+    ] {
+        let error = parse(&text.replace(from, to)).expect_err(about).to_string();
+        assert!(error.contains(about), "{error}");
+    }
+}
+
+#[test]
 fn parse__lists_multiply() {
     let text = GOOD
         .replace("\"terrestrial\"", "[\"terrestrial\", \"campus\"]")

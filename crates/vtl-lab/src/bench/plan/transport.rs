@@ -20,6 +20,13 @@ pub(crate) enum Transport {
     Graft(Graft),
     /// A TCP program captured by the Hooker, and what it travels by, as `vtl run --carrier` names it.
     Hook(String),
+    /// As a rule of the plan says: of an unmodified TCP program captured by the Hooker, or of an aware one that follows it.
+    Rule {
+        /// The rule's name.
+        name: String,
+        /// The application is an aware one.
+        aware: bool,
+    },
     /// TCP without a VTL client: the server's daemon has its port sent under this congestion control,
     /// as `vtl hook add --carrier tcp:NAME` names it.
     Served(String),
@@ -122,7 +129,7 @@ fn names() -> String {
     let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     sealed:NAME, hook:auto, hook:graft:NAME, hook:tcp:CONTROL"
+     sealed:NAME, hook:auto, hook:graft:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -140,7 +147,7 @@ impl Transport {
             Self::Quic(_) => 1432.0,
             Self::Udp => 1472.0,
             Self::Graft(graft) if graft.sealed => 1424.0,
-            Self::Graft(_) => 1440.0,
+            Self::Graft(_) | Self::Rule { .. } => 1440.0,
             Self::Hook(carrier) => match carrier.as_str() {
                 "quic" => 1432.0,
                 "sctp" => 1500.0 * 1152.0 / 1224.0,
@@ -155,14 +162,22 @@ impl Transport {
 
     /// Whether it takes daemons.
     pub(crate) fn needs_daemons(&self) -> bool {
-        matches!(self, Self::Graft(_) | Self::Hook(_) | Self::Served(_))
+        matches!(
+            self,
+            Self::Graft(_) | Self::Hook(_) | Self::Served(_) | Self::Rule { .. }
+        )
+    }
+
+    /// Whether it is a captured program's.
+    pub(crate) fn is_hook(&self) -> bool {
+        matches!(self, Self::Hook(_) | Self::Rule { aware: false, .. })
     }
 
     /// The carrier that the server's port is hooked with, if it is: `Some(None)`, whichever clients
     /// ask for.
     pub(crate) fn hooked(&self) -> Option<Option<String>> {
         match self {
-            Self::Hook(_) => Some(None),
+            Self::Hook(_) | Self::Rule { aware: false, .. } => Some(None),
             Self::Served(control) => Some(Some(format!("tcp:{control}"))),
             _ => None,
         }
@@ -186,7 +201,11 @@ impl Transport {
 
     /// Whether it is a captured program's that gets what arrives, and not what is lost.
     pub(crate) fn is_lossy_hook(&self) -> bool {
-        matches!(self, Self::Hook(carrier) if LOSSY.contains(&carrier.as_str()))
+        match self {
+            Self::Hook(carrier) => LOSSY.contains(&carrier.as_str()),
+            Self::Rule { aware, .. } => !aware,
+            _ => false,
+        }
     }
 }
 
@@ -200,6 +219,8 @@ impl fmt::Display for Transport {
             Self::Graft(graft) if graft.sealed => write!(f, "sealed:{graft}"),
             Self::Graft(graft) => write!(f, "graft:{graft}"),
             Self::Hook(name) => write!(f, "hook:{name}"),
+            Self::Rule { name, aware: false } => write!(f, "hook:rule:{name}"),
+            Self::Rule { name, aware: true } => write!(f, "graft:rule:{name}"),
             Self::Served(control) => write!(f, "hook:tcp:{control}"),
         }
     }
@@ -217,6 +238,14 @@ impl FromStr for Transport {
             "quic-bbr" => Some(Self::Quic("bbr")),
             "udp" => Some(Self::Udp),
             _ => match name.split_once(':') {
+                Some((kind @ ("graft" | "hook"), rule))
+                    if let Some(rule) = rule.strip_prefix("rule:") =>
+                {
+                    is_word(rule).then(|| Self::Rule {
+                        name: rule.to_owned(),
+                        aware: kind == "graft",
+                    })
+                }
                 Some(("graft", graft)) => graft.parse().ok().map(Self::Graft),
                 Some(("sealed", graft)) => graft.parse().ok().map(|graft: Graft| {
                     let sealed = true;
@@ -260,6 +289,8 @@ mod tests {
             "hook:sctp",
             "hook:udp-lite",
             "hook:tcp:stream",
+            "hook:rule:far",
+            "graft:rule:far",
         ] {
             let transport: Transport = name.parse().expect("valid");
             assert_eq!(transport.to_string(), name);
@@ -270,6 +301,8 @@ mod tests {
             "hook:tcp",
             "hook:tcp:",
             "hook:quic-bbr",
+            "hook:rule:",
+            "graft:rule:a b",
             "hook:graft:",
             "graft:a b",
             "graft:?window=1",

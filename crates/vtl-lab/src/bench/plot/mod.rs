@@ -80,6 +80,8 @@ struct Picture {
     lines: Lines,
     /// Where on the x axis the link changes.
     changes: Vec<f64>,
+    /// Points of lines, by their names, where another graft takes over.
+    switches: Vec<(String, f64, f64)>,
     /// Where lines are least likely.
     legend: SeriesLabelPosition,
 }
@@ -150,6 +152,7 @@ fn goodput_by_loss(title: &str, rows: &[&Row]) -> Option<Picture> {
         },
         lines: lines(&rows, of_largest, |r| r.goodput_mbps)?,
         changes: Vec::new(),
+        switches: Vec::new(),
         legend: SeriesLabelPosition::LowerLeft,
     })
 }
@@ -179,6 +182,7 @@ fn time_by_size(title: &str, rows: &[&Row]) -> Option<Picture> {
         },
         lines: lines(&rows, bytes, |r| r.fct_s)?,
         changes: Vec::new(),
+        switches: Vec::new(),
         legend: SeriesLabelPosition::UpperLeft,
     })
 }
@@ -204,6 +208,7 @@ fn goodput_by_flows(title: &str, rows: &[&Row]) -> Option<Picture> {
         },
         lines: lines(&rows, count, |r| r.goodput_mbps)?,
         changes: Vec::new(),
+        switches: Vec::new(),
         legend: SeriesLabelPosition::LowerLeft,
     })
 }
@@ -211,6 +216,7 @@ fn goodput_by_flows(title: &str, rows: &[&Row]) -> Option<Picture> {
 /// The first run of what has samples.
 fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
     let mut lines = Lines::new();
+    let mut switches = Vec::new();
     for row in rows.iter().filter(|r| r.run == 1 && !r.samples.is_empty()) {
         let mut name = row.transport.clone();
         if let Some(flow) = row.flow {
@@ -224,13 +230,21 @@ fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
             let y = Spread::of([value])?;
             Some(Point { x, y, cut: row.cut })
         };
-        let line = goodput(&row.samples).into_iter().filter_map(point);
+        let points = goodput(&row.samples);
+        for at in &row.switches {
+            let there = points.iter().find(|(x, _)| x >= at);
+            switches.extend(there.map(|(x, y)| (name.clone(), *x, *y)));
+        }
+        let line = points.into_iter().filter_map(point);
         lines.insert(name, line.collect());
     }
     (!lines.is_empty()).then(|| Picture {
         title: format!("{title}: goodput over time"),
         x: Axis {
-            label: "seconds since its own start",
+            label: match switches.is_empty() {
+                true => "seconds since its own start",
+                false => "seconds since its own start; line: the path changes; dot: another graft takes over",
+            },
             logarithmic: false,
             show: plain,
         },
@@ -241,6 +255,7 @@ fn over_time(title: &str, rows: &[&Row]) -> Option<Picture> {
         },
         lines,
         changes: rows.iter().flat_map(|r| &r.changes).copied().collect(),
+        switches,
         legend: SeriesLabelPosition::UpperRight,
     })
 }
@@ -354,6 +369,13 @@ impl Picture {
                 chart.draw_series(marks.map(|at| Circle::new(at, 3, color.filled())))?;
             }
         }
+        let switches = self.switches.iter().map(|(name, x, y)| {
+            let color = palette.color(name);
+            EmptyElement::at((*x, *y))
+                + Circle::new((0, 0), 6, color.filled())
+                + Circle::new((0, 0), 6, BLACK)
+        });
+        chart.draw_series(switches)?;
         chart
             .configure_series_labels()
             .position(self.legend.clone())
@@ -423,6 +445,7 @@ mod tests {
             competing.samples = (0..50)
                 .map(|i| (f64::from(i) * 0.1, i as u64 * 9_000))
                 .collect();
+            competing.switches = vec![2.5];
             rows.push(competing);
         }
         let directory = std::env::temp_dir().join(format!("vtl-plots-{}", std::process::id()));
@@ -455,6 +478,7 @@ mod tests {
             "graft:stream",
             "flows at the same time",
             "2: graft:stream",
+            "another graft takes over",
             "terrestrial, 5 % loss",
             "terrestrial, 4 KiB",
             "graft:stop-and-wait",

@@ -1,6 +1,8 @@
 //! One transfer, or several that compete, on a testbed of their own.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -88,11 +90,12 @@ impl<'a> Stage<'a> {
         }
         let wanted = cell.vtl.attached || leg.iter().any(Transport::needs_daemons);
         let daemons = if wanted {
+            let logs = bench.logs();
             let options = daemons::Options {
                 arguments: arguments(cell),
+                of_client: rules_of_client(cell, leg, &logs)?,
                 cores: cores(cell),
             };
-            let logs = bench.logs();
             let daemons = Daemons::start(
                 &testbed,
                 &bench.programs,
@@ -102,8 +105,14 @@ impl<'a> Stage<'a> {
                 &bench.interrupt,
             )?;
             for transport in leg {
-                if let Transport::Graft(graft) = transport {
-                    daemons.deploy(&graft.name)?;
+                match transport {
+                    Transport::Graft(graft) => daemons.deploy(&graft.name)?,
+                    Transport::Rule { name, .. } => {
+                        for graft in [&cell.rules[name].own, &cell.rules[name].then] {
+                            daemons.deploy(&graft.name)?;
+                        }
+                    }
+                    _ => {}
                 }
             }
             Some(daemons)
@@ -178,13 +187,19 @@ impl<'a> Stage<'a> {
                 name: graft.name.clone(),
                 params: graft.params_on(&self.cell.link),
                 sealed: graft.sealed,
-                daemon: self
-                    .daemons
-                    .as_ref()
-                    .map(|d| d.socket(host).to_owned())
-                    .unwrap_or_default(),
+                daemon: self.socket(host),
+            },
+            Transport::Rule { name, .. } => Protocol::Aware {
+                rule: self.cell.rules[name].clone(),
+                daemon: self.socket(host),
             },
         }
+    }
+
+    /// Where the host's daemon listens.
+    fn socket(&self, host: Host) -> PathBuf {
+        let daemons = self.daemons.as_ref();
+        daemons.map_or_else(PathBuf::new, |d| d.socket(host).to_owned())
     }
 
     /// What the client of a pair asks for on each connection, and how many of these there are.
@@ -258,11 +273,13 @@ impl<'a> Stage<'a> {
             client.go()?;
         }
         let mut memory = Memory::new(self.daemons.as_ref());
+        let mut switch = Switch::new(self.daemons.as_ref(), &leg[0]);
         let mut outcomes: Vec<Outcome> = Vec::new();
         for (client, _) in &mut pairs {
             let patience = Duration::from_secs_f64(self.cell.longest_s() + 60.0 + 2.0 * GRACE_S);
             let tick = || {
                 memory.tick();
+                switch.tick();
                 clock.tick()
             };
             outcomes.push(client.hear(patience, interrupt, tick)?);
@@ -279,6 +296,7 @@ impl<'a> Stage<'a> {
             server.dismiss();
             let summary: Summary = server.hear(PATIENCE, interrupt, || Ok(()))?;
             row.measured(self.cell, transport, outcome);
+            row.switches.extend(switch.at_s);
             row.settings = summary.settings.clone();
             row.retransmitted_pct = (summary.sent > 0)
                 .then(|| summary.again as f64 / summary.sent as f64 * 100.0)
@@ -300,8 +318,11 @@ impl<'a> Stage<'a> {
             self.link_figures(row)?;
         }
         let competes = matches!(self.cell.workload, Workload::Compete { .. });
-        if matches!(leg[0], Transport::Hook(_)) && !leg[0].is_auto() && !competes {
+        if leg[0].is_hook() && !leg[0].is_auto() && !competes {
             self.check_carried(rows)?;
+        }
+        if let (Transport::Rule { aware: false, .. }, Some(daemons)) = (&leg[0], &self.daemons) {
+            rows[0].skipped = Some(daemons.statuses()?.skipped());
         }
         for (client, _) in &mut pairs {
             client.dismiss();
@@ -413,6 +434,16 @@ fn arguments(cell: &Cell) -> Vec<String> {
     arguments
 }
 
+/// Arguments of the client's daemon: the rules of its captured programs, if a plan's rule has some.
+fn rules_of_client(cell: &Cell, leg: &[Transport], logs: &Path) -> anyhow::Result<Vec<String>> {
+    let [Transport::Rule { name, aware: false }, ..] = leg else {
+        return Ok(Vec::new());
+    };
+    let file = logs.join("rules.toml");
+    fs::write(&file, cell.rules[name].file(PORT))?;
+    Ok(vec!["--rules".to_owned(), file.display().to_string()])
+}
+
 /// The cores of client and server.
 fn cores(cell: &Cell) -> Option<[usize; 2]> {
     match cell.cores {
@@ -457,6 +488,31 @@ impl<'a> Memory<'a> {
             return Vec::new();
         }
         self.samples
+    }
+}
+
+/// When a captured program's first bytes have come by a carrier that may lose some.
+struct Switch<'a> {
+    daemons: Option<&'a Daemons>,
+    start: Instant,
+    at_s: Option<f64>,
+}
+
+impl<'a> Switch<'a> {
+    fn new(daemons: Option<&'a Daemons>, transport: &Transport) -> Self {
+        let is_meant = matches!(transport, Transport::Rule { aware: false, .. });
+        Self {
+            daemons: daemons.filter(|_| is_meant),
+            start: Instant::now(),
+            at_s: None,
+        }
+    }
+
+    fn tick(&mut self) {
+        let status = self.daemons.filter(|_| self.at_s.is_none());
+        if status.is_some_and(|daemons| daemons.statuses().is_ok_and(|s| s.has_lossy())) {
+            self.at_s = Some(self.start.elapsed().as_secs_f64());
+        }
     }
 }
 

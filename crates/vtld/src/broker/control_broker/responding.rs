@@ -8,7 +8,7 @@ use vtl_core::{
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
-    carrier::{GRAFT_PORT, LOSSY},
+    carrier::{GRAFT_PORT, may_lose},
     frame::Side,
     intf,
     nego::{self, Choice, Encapsulation, Flight, Made, NegoKey, Policy, Reason, Request, Verdict},
@@ -54,10 +54,9 @@ impl ControlBroker {
             if received.via.encapsulation() == Encapsulation::Tcp {
                 return true; // flows have TCP connections of their own
             }
-            // Unreliable grafts only if a server here is marked as loss-tolerant.
+            // Grafts that lose something only if a server here is marked as loss-tolerant.
             let tolerant = (self.hooker.as_ref()).is_some_and(|hooker| hooker.tolerates_any());
-            let lossy = |name: &str| tolerant && LOSSY.contains(&name);
-            grafts.retain(|g| g.provides.contains(WHOLE) || lossy(&g.name));
+            grafts.retain(|g| g.provides.contains(WHOLE) || tolerant && may_lose(&g.name));
         }
         let listening = match nego::succeeded(nego) {
             None if nego.port == GRAFT_PORT && !self.awaits_flows() => false,

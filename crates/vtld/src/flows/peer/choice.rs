@@ -297,11 +297,20 @@ impl Peer {
     /// Moves the flows to the best path.
     pub(super) fn prefer_best(&self) {
         if let Some(best) = self.best_path() {
+            let began = Instant::now();
+            let mut moved = 0;
             let mut core = self.core.borrow_mut();
             for (flow, state) in &*self.flows.borrow() {
+                let path = |core: &Association| core.flow(*flow).map(|flow| flow.send.path());
+                let before = path(&core);
                 self.prefer(&mut core, *flow, state, best);
+                moved += u32::from(path(&core) != before);
             }
             drop(core);
+            if moved > 0 {
+                let took_us = began.elapsed().as_micros() as u64;
+                tracing::debug!(peer = %self.key.peer, flows = moved, took_us, "flows: moved to another path");
+            }
             self.choice.serving.set(match best {
                 Path::Carrier(id) if self.is_decided() => Some(id),
                 _ => None,

@@ -99,6 +99,8 @@ struct Draft<'a> {
     /// The carrier of TCP to clients without VTL, and its position.
     others: Option<(&'a str, Range<usize>)>,
     when: when::Draft,
+    /// A condition names a carrier that loses something.
+    loses_by_when: bool,
     expires: Option<SystemTime>,
 }
 
@@ -148,13 +150,15 @@ impl Source<'_> {
         let exe = draft.exe;
         let expires = draft.expires;
         let when = std::mem::take(&mut draft.when);
+        draft.loses_by_when = when.loses();
+        let tolerant = draft.tolerant.clone();
         let (about, at) = match draft.listen.take() {
             Some((key, ports)) => self.accepted(draft, key, ports)?,
             None => self.opened(draft, &name, span)?,
         };
         Ok(Rule {
             name,
-            when: self.conditions(when, &about)?,
+            when: self.conditions(when, &about, tolerant.is_some())?,
             about,
             expires,
             place: self.place(at),
@@ -329,7 +333,12 @@ impl Source<'_> {
                 }
             },
             Action::Carry(carrier) => {
-                let mut carrier = self.marked(carrier, &draft.tolerant, &value.span(), false)?;
+                let mark = match (&carrier, draft.loses_by_when) {
+                    (Carrier::Lossy(_), _) | (_, false) => draft.tolerant.clone(),
+                    // It is for the carrier of a condition.
+                    (_, true) => None,
+                };
+                let mut carrier = self.marked(carrier, &mark, &value.span(), false)?;
                 if let Some((must, mark)) = draft.required {
                     let required = carrier.required(must, required_by(must));
                     carrier = required.map_err(|why| self.error(mark, why))?;

@@ -498,9 +498,9 @@ fn act(
     };
     match action {
         Action::Bypass => {}
-        Action::Carry(carrier) if rule.when.is_some() => {
+        Action::Carry(carrier) if let Some(when) = &rule.when => {
             let name = rule.name.as_str().into();
-            act.wish = means.wishes.number_of(carrier, Some(name));
+            act.wish = means.wishes.number_of(carrier, name, when.tolerant);
         }
         Action::Carry(Carrier::Best) => act.wish = 0,
         Action::Carry(carrier) => {

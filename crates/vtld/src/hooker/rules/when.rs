@@ -16,6 +16,8 @@ pub struct When {
     pub carriers: Vec<Carrier>,
     /// The rule's own carrier.
     pub own: Carrier,
+    /// The connections are marked loss-tolerant; otherwise none of the carriers loses anything.
+    pub tolerant: bool,
 }
 
 /// The conditions of the rules in force, by the rules' names.

@@ -1,4 +1,9 @@
 //! Lossy sessions as carriers: supervision of the path, and detection of packets lost at the end of a burst.
+//!
+//! Most of their grafts say nothing of what arrives: both hosts have to ask whether the path is alive, and a packet that
+//! is not there some time after it has left is lost. `partial-reliability` settles each packet: it has arrived, or the
+//! sender has given it up, within the graft's bound. Then acknowledgements show that the path is alive, and HELLO, which
+//! would take places of the window, is for idle directions.
 
 use std::{
     cell::{Cell, RefCell},
@@ -60,6 +65,9 @@ impl Lossy {
     }
 
     pub(super) fn note_received(&self, mut packet: &[u8]) {
+        if packet.is_empty() {
+            return; // given up
+        }
         self.heard.set(self.heard.get() + 1);
         match Frame::take(&mut packet) {
             Ok(Frame::Hello { .. }) => self.is_asked.set(true),
@@ -101,7 +109,7 @@ impl Graft {
     pub(super) async fn attend(&self, peer: &Peer, hello: &Bytes, is_opener: bool, rtt: Duration) {
         let lossy = &self.lossy;
         let now = Instant::now();
-        let (mut moved, mut heard) = (lossy.moved.get(), lossy.heard.get());
+        let (mut moved, mut heard) = (lossy.moved.get(), self.signs());
         let (mut moved_at, mut said_at) = (now, now);
         // Start of the current silence, while an answer is due.
         let mut waits: Option<Instant> = None;
@@ -110,9 +118,13 @@ impl Graft {
             sleep(if is_quiet { QUESTION } else { TICK }).await;
             let now = Instant::now();
             self.session.take_events();
+            let rtt = match self.session.settles {
+                true => rtt.max(self.session.srtt()),
+                false => rtt,
+            };
             // Not on a path that may be dead: TCP delivers the bytes that are not given up.
             let silence = 3 * (QUESTION + rtt);
-            if waits.is_none_or(|since| now - since < silence) {
+            if self.session.settles || waits.is_none_or(|since| now - since < silence) {
                 self.pass(peer, now);
             }
             if moved != lossy.moved.get() {
@@ -120,12 +132,14 @@ impl Graft {
                 moved_at = now;
                 waits.get_or_insert(now);
             }
-            if heard != lossy.heard.get() {
-                heard = lossy.heard.get();
+            if heard != self.signs() {
+                heard = self.signs();
                 waits = None;
             }
-            let asks = is_opener && now - moved_at < QUIET && now - said_at >= QUESTION;
-            let answers = !is_opener && lossy.is_asked.take();
+            let may_say = !self.session.settles || self.session.tx.borrow().unacknowledged() == 0;
+            let is_due = now - moved_at < QUIET && now - said_at >= QUESTION;
+            let asks = is_opener && may_say && is_due;
+            let answers = !is_opener && lossy.is_asked.take() && may_say;
             if asks || answers {
                 said_at = now;
                 if self.control(hello.clone()).await.is_err() {
@@ -139,6 +153,15 @@ impl Graft {
                 return;
             }
         }
+    }
+
+    /// Count of what shows that the peer is there.
+    fn signs(&self) -> u64 {
+        let settled = match self.session.settles {
+            true => self.session.tx.borrow().acknowledged(),
+            false => 0,
+        };
+        self.lossy.heard.get().wrapping_add(settled)
     }
 
     /// Reports flows whose last packets departed [`PATIENCE`] ago: bytes up to there that are missing are lost.

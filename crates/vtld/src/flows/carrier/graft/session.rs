@@ -19,6 +19,7 @@ use vtl_pool::key::PublicKey;
 use vtl_proto::{
     frame::{CarrierId, Frame, Side},
     intf::{VTL_DOORBELL, VTL_EVENTS},
+    services::Services,
 };
 use vtl_ring::{Events, RxRing, TxRing, egress};
 
@@ -53,6 +54,8 @@ pub(super) struct Session {
     pub(super) news: Notify,
     /// Its graft is lossy.
     pub(super) loses: bool,
+    /// Of a lossy graft: it tells the sender of each packet whether that has arrived or is given up.
+    pub(super) settles: bool,
     /// The peer's public key, if the payload is sealed.
     pub(super) shown: Option<PublicKey>,
     /// The addresses of this host and of the peer.
@@ -90,6 +93,10 @@ impl Session {
             room: Notify::new(),
             news: Notify::new(),
             loses,
+            settles: granted
+                .grant
+                .services
+                .contains(Services::PARTIAL_RELIABILITY),
             shown: granted.shown,
             between: (
                 granted.local.to_canonical(),
@@ -116,13 +123,18 @@ impl Session {
         }
     }
 
+    /// The first packet; those that the peer has given up are empty.
     async fn first(&self) -> Option<Vec<u8>> {
-        if !self.readable().await {
-            return None;
+        loop {
+            if !self.readable().await {
+                return None;
+            }
+            let packet = self.rx.borrow().packet(0).to_vec();
+            self.consume(1);
+            if !(packet.is_empty() && self.settles) {
+                return Some(packet);
+            }
         }
-        let packet = self.rx.borrow().packet(0).to_vec();
-        self.consume(1);
-        Some(packet)
     }
 
     /// Dispatches wake-ups, and publishes staged packets, until a descriptor fails.

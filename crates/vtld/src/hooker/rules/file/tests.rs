@@ -147,7 +147,7 @@ fn parse__reads_everything_that_a_rule_can_say() {
         .about;
     let stream = Carrier::Others(Box::new(Carrier::Best), "stream".to_owned());
     assert_eq!(others, About::Accepted(vec![80], stream));
-    let carry = Action::Carry(Carrier::Lossy("udp"));
+    let carry = Action::Carry(Carrier::Lossy("udp".into()));
     assert_eq!(opened, About::Opened(Matches::default(), carry));
     for action in [
         "carrier = \"quic\"",

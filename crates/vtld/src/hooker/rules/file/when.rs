@@ -24,6 +24,16 @@ pub(super) struct Draft {
     pub(super) dwell: Option<(Range<usize>, Duration)>,
 }
 
+impl Draft {
+    /// Whether the carrier of a condition loses something.
+    pub(super) fn loses(&self) -> bool {
+        let cases = self.conditions.iter().flat_map(|(_, cases)| cases);
+        cases
+            .into_iter()
+            .any(|(_, carrier, _)| matches!(carrier, Carrier::Lossy(_)))
+    }
+}
+
 /// How a condition is written, for errors.
 const LIKE: &str = "{ if = \"rtt >= 300ms for 200ms\", carrier = \"quic\" }";
 
@@ -72,17 +82,18 @@ impl Source<'_> {
             Carrier::Best
             | Carrier::Plain
             | Carrier::Graft(_)
+            | Carrier::Lossy(_)
             | Carrier::Multipath(_)
             | Carrier::Flows(_) => {
                 return Ok((condition, carrier, at));
             }
             Carrier::Control(_) => "a running connection keeps its congestion control",
             Carrier::Auto => "it has conditions of its own, the model's",
-            _ => "what it loses is lost, and a condition is no reason to lose something",
+            _ => "it is for ports of servers",
         };
         let text = format!(
             "{carrier} cannot take connections over: {why}; take best, tcp, graft:NAME, multipath, quic, \
-             sctp, kcp or mptcp"
+             sctp, kcp, mptcp or, with loss_tolerant = true, one that may lose something"
         );
         self.wrong(at, text)
     }
@@ -99,7 +110,12 @@ impl Source<'_> {
     }
 
     /// Checks that the conditions fit the rest of the rule.
-    pub(super) fn conditions(&self, draft: Draft, about: &About) -> Result<Option<Arc<When>>> {
+    pub(super) fn conditions(
+        &self,
+        draft: Draft,
+        about: &About,
+        tolerant: bool,
+    ) -> Result<Option<Arc<When>>> {
         let Some((at, cases)) = draft.conditions else {
             return match draft.dwell {
                 Some((at, _)) => self.wrong(at, "dwell goes with when".into()),
@@ -126,10 +142,23 @@ impl Source<'_> {
             let text = "auto chooses by the path itself, so it excludes when";
             return self.wrong(at, text.into());
         }
-        if matches!(own, Carrier::Lossy(_)) {
-            let text =
-                format!("{own} is loss-tolerant, and such connections are not moved by when");
-            return self.wrong(at, text);
+        let lossy = cases
+            .iter()
+            .find(|(_, c, _)| matches!(c, Carrier::Lossy(_)));
+        if let Some((_, carrier, at)) = lossy
+            && !tolerant
+        {
+            let text = format!(
+                "{carrier} does not repeat all that the network loses: mark the rule's connections loss-tolerant \
+                 (loss_tolerant = true) if they can do without that, or take another carrier"
+            );
+            return self.wrong(at.clone(), text);
+        }
+        if let Some((_, carrier, at)) = lossy.filter(|_| matches!(own, Carrier::Required(..))) {
+            let text = format!(
+                "{carrier} excludes require_carrier and require_encryption: what may not get lost goes by TCP"
+            );
+            return self.wrong(at.clone(), text);
         }
         if matches!(own, Carrier::Required(..))
             && let Some((.., at)) = cases.iter().find(|(_, c, _)| *c == Carrier::Plain)
@@ -143,6 +172,7 @@ impl Source<'_> {
             plan: Plan { conditions, dwell },
             carriers,
             own: own.clone(),
+            tolerant,
         })))
     }
 }
@@ -240,19 +270,38 @@ mod tests {
                 of(best, "{ if = \"rtt > 9ms\", carrier = \"udp\" }"),
                 4,
                 39,
-                "cannot take",
+                "(loss_tolerant = true)",
+            ),
+            (
+                of(
+                    best,
+                    "{ if = \"rtt > 9ms\", carrier = \"graft:partial-reliability?max-loss=1\" }",
+                ),
+                4,
+                39,
+                "(loss_tolerant = true)",
+            ),
+            // The mark without anything that loses.
+            (
+                of("loss_tolerant = true\ncarrier = \"best\"", good),
+                3,
+                1,
+                "best has no use for the mark",
+            ),
+            (
+                of(
+                    "loss_tolerant = true\nrequire_carrier = true\ncarrier = \"best\"",
+                    "{ if = \"rtt > 9ms\", carrier = \"udp\" }",
+                ),
+                6,
+                39,
+                "excludes require_carrier",
             ),
             (of(best, ""), 4, 8, "an empty list"),
             (of(best, &many), 4, 8, "at most 8 conditions"),
             (of("carrier = \"tcp:bbr\"", good), 4, 1, "goes past vtld"),
             (of("bypass = true", good), 4, 1, "goes past vtld"),
             (of("listen = 80", good), 4, 1, "who connects chooses"),
-            (
-                of("carrier = \"udp\"\nloss_tolerant = true", good),
-                5,
-                1,
-                "loss-tolerant",
-            ),
             (
                 of(
                     "require_carrier = true\ncarrier = \"best\"",
@@ -295,6 +344,31 @@ mod tests {
             );
             assert!(wrong.text.contains(about), "{wrong}: {text}");
         }
+    }
+
+    #[test]
+    fn when__may_lose_what_the_rule_marks() {
+        let lossy =
+            "{ if = \"rtt >= 300ms\", carrier = \"graft:partial-reliability?max-loss=100\" }";
+        for own in ["best", "graft:go-back-n?window=16", "udp"] {
+            let text = format!("carrier = \"{own}\"\nloss_tolerant = true\nwhen = {lossy}");
+            let when = rule(&text).expect(&text)[0].when.clone().expect("one");
+            assert!(when.tolerant);
+            let wanted = "graft:partial-reliability?max-loss=100";
+            assert_eq!(when.carriers[0].to_string(), wanted);
+            assert_eq!(when.own.to_string(), own);
+        }
+        // And back to what loses nothing.
+        let text = "carrier = \"udp\"\nloss_tolerant = true\nwhen = { if = \"loss > 5%\", carrier = \"best\" }";
+        assert!(
+            rule(text).expect("right")[0]
+                .when
+                .as_ref()
+                .expect("one")
+                .tolerant
+        );
+        let one = rule(TWO).expect("right")[0].when.clone().expect("two");
+        assert!(!one.tolerant);
     }
 
     #[test]
