@@ -420,9 +420,9 @@ impl Peer {
                     let Some(state) = flows.get(&id) else {
                         continue;
                     };
-                    self.tell_moved(&core, id, state);
-                    let changed = &state.changed;
-                    if core.flow(id).is_some_and(|flow| flow.error().is_some()) {
+                    let (flow, changed) = (core.flow(id), &state.changed);
+                    self.tell_moved(flow, id, state);
+                    if flow.is_some_and(|flow| flow.error().is_some()) {
                         changed.reset.notify_one();
                     }
                     changed.sending.notify_one();

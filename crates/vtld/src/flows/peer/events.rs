@@ -1,7 +1,10 @@
 //! What an association tells of its flows and carriers, for the control socket.
 
 use vtl_control::{Text, What};
-use vtl_core::{Association, flow::Path};
+use vtl_core::{
+    Association,
+    flow::{Flow, Path},
+};
 use vtl_proto::frame::{CarrierId, FlowId};
 
 use super::{
@@ -36,8 +39,8 @@ impl Peer {
     }
 
     /// Tells where a flow goes, if that is not where it went. On the way of data: a comparison.
-    pub(super) fn tell_moved(&self, core: &Association, id: FlowId, state: &State) {
-        let Some(path) = core.flow(id).map(|flow| flow.send.path()) else {
+    pub(super) fn tell_moved(&self, flow: Option<&Flow>, id: FlowId, state: &State) {
+        let Some(path) = flow.map(|flow| flow.send.path()) else {
             return;
         };
         let (before, from) = state.told.get();
@@ -58,7 +61,7 @@ impl Peer {
 
     /// The same, for who does not have the core.
     pub(in super::super) fn tell_if_moved(&self, id: FlowId, state: &State) {
-        self.tell_moved(&self.core.borrow(), id, state);
+        self.tell_moved(self.core.borrow().flow(id), id, state);
     }
 
     /// Tells that a flow has ended, in order or by a reset.
