@@ -259,6 +259,7 @@ fn stopped__daemon_holds_up_no_command() {
         &["top", "--count", "1"],
         &["flow", "list"],
         &["path", "list"],
+        &["events"],
         &["hook", "list", "--json"],
         &["send", file.to_str().unwrap(), &server],
         &["recv", "--output", "/nonexistent"],

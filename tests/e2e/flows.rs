@@ -132,6 +132,7 @@ impl World {
             let moved = Request::FlowMove {
                 id: flow["id"].as_u64().expect("a number"),
                 carrier: carrier.to_owned(),
+                for_s: None,
             };
             // A carrier that has just come, or broken, may not be known at both hosts yet.
             until("a move", || {

@@ -1,6 +1,7 @@
 //! Gateways: hosts without VTL behind routers that carry their connections (`vtl gateway`).
 
 mod chain;
+mod hop;
 
 use std::{fs, net::IpAddr, path::PathBuf, process::Command};
 

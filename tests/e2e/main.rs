@@ -30,6 +30,7 @@ mod kinds;
 mod library;
 mod load;
 mod lossy;
+mod management;
 mod many;
 mod messages;
 mod near;

@@ -39,7 +39,9 @@ impl Failure {
                 control::Error::Closed => libc::ECONNABORTED,
                 control::Error::Silent(_) => libc::ETIMEDOUT,
                 control::Error::System(errno) => *errno as c_int,
-                control::Error::Malformed(_) => libc::EPROTO,
+                control::Error::Malformed(_)
+                | control::Error::Protocol(_)
+                | control::Error::TooOld => libc::EPROTO,
             },
             Error::Contradiction(_) | Error::Misuse(_) => libc::EINVAL,
             Error::Broken(_) | Error::Cut(_) => libc::ECONNABORTED,

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::daemon::SocketArgs;
 use crate::doctor::DoctorArgs;
+use crate::events::EventsArgs;
 use crate::exchange::{RecvArgs, SendArgs};
 use crate::flow::FlowCommand;
 use crate::gateway::GatewayCommand;
@@ -29,6 +30,7 @@ Examples:
   vtl status                          what the daemon is carrying
   vtl path list                       delay, loss and bandwidth of the paths there
   vtl top                             both, live
+  vtl events                          what happens, as it happens
   vtl demo                            TCP cubic, TCP BBR and VTL on a bad link
 
 Exit status:
@@ -83,6 +85,15 @@ pub(crate) enum Command {
 On a terminal: q ends it; up, down, page up and page down show other flows, the busiest first.\n\n\
 Example: vtl top --count 60 --json | jq -c '.flows[] | [.peer, .sends_by, .sends_mbit]'")]
     Top(TopArgs),
+    /// Show what happens, as it happens: connections that begin, change their carrier and end, carriers, peers, rules
+    #[command(after_help = "\
+Examples:\n  \
+        vtl events --kind flow,carrier\n  \
+        vtl events --kind flow_moved --json | jq -r '[.flow, .from, .to, .why] | @tsv'\n  \
+        vtl events --since 0 --no-wait           what has happened lately\n\n\
+Each event has an id; --since goes on from there. Where vtld does not have all of it any more, an event \"missed\"\n\
+says how many are gone. docs/management.md describes all events.")]
+    Events(EventsArgs),
     /// Show and change whose keys this host knows
     #[command(subcommand)]
     Peer(PeerCommand),

@@ -1,6 +1,6 @@
 //! `vtl flow`: hooked connections, and what they travel by.
 
-use std::{collections::HashMap, net::SocketAddr};
+use std::{collections::HashMap, net::SocketAddr, num::NonZeroU32};
 
 use clap::{Args, Subcommand};
 use procfs::process::{FDTarget, all_processes};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use vtl_control::{Client, FlowStatus, Request};
 
 use crate::daemon::{self, SocketArgs};
-use crate::output;
+use crate::{output, units};
 
 /// Arguments of `vtl flow`.
 #[derive(Debug, Subcommand)]
@@ -26,7 +26,9 @@ pub(crate) enum FlowCommand {
     /// Show one of them
     Show(FlowArgs),
     /// Have what this host sends of one travel by another carrier, from the next byte on
-    #[command(after_help = "Example: vtl flow move 17 --carrier tcp\n\n\
+    #[command(after_help = "Examples:\n  \
+        vtl flow move 17 --carrier tcp\n  \
+        vtl flow move 17 --carrier quic --for 10min\n\n\
         What the former carrier has is still delivered; nothing is lost, nothing comes twice. With\n\
         `tcp` the flow stays on its own TCP connection until it is moved again. The other direction\n\
         is the other host's to move.")]
@@ -36,6 +38,9 @@ pub(crate) enum FlowCommand {
         /// `tcp`, the flow's own connection, or another carrier: `quic`, `sctp`, `mptcp`, `kcp`
         #[arg(long, value_name = "NAME")]
         carrier: String,
+        /// For so long, such as 10min: then it goes where it would go without
+        #[arg(long = "for", value_name = "TIME", value_parser = units::seconds)]
+        time: Option<NonZeroU32>,
     },
 }
 
@@ -61,10 +66,15 @@ pub(crate) fn run(command: &FlowCommand, socket: &SocketArgs) -> anyhow::Result<
             let flow: FlowStatus = socket.call(&Request::FlowShow { id: *id })?;
             output::show(&rows(vec![flow]).first(), *json)?;
         }
-        FlowCommand::Move { flow, carrier } => {
+        FlowCommand::Move {
+            flow,
+            carrier,
+            time,
+        } => {
             let moved: FlowStatus = socket.call(&Request::FlowMove {
                 id: flow.id,
                 carrier: carrier.clone(),
+                for_s: *time,
             })?;
             if flow.json {
                 output::show(&rows(vec![moved]).first(), true)?;

@@ -4,6 +4,7 @@
 mod cli;
 pub mod daemon;
 pub mod doctor;
+mod events;
 mod exchange;
 pub mod failure;
 mod flow;
@@ -59,6 +60,7 @@ fn run(arguments: &[OsString]) -> anyhow::Result<()> {
         Command::Flow(command) => flow::run(&command, socket),
         Command::Path(command) => path::run(&command, socket),
         Command::Top(args) => top::run(&args, socket),
+        Command::Events(args) => events::run(&args, socket),
         Command::Peer(command) => peer::run(&command, socket),
         Command::Graft(command) => graft::run(&command, socket),
         Command::Send(args) => exchange::send(&args, socket),

@@ -1,5 +1,7 @@
 //! Figures on the command line, with or without their unit.
 
+use std::num::NonZeroU32;
+
 /// Parses a time in milliseconds: `10` or `10ms`.
 ///
 /// # Errors
@@ -25,6 +27,17 @@ pub fn per_cent(text: &str) -> Result<f64, String> {
 pub fn mbit_per_second(text: &str) -> Result<f64, String> {
     let figure = figure(text, &["mbit/s", "mbit"]);
     figure.ok_or_else(|| "expected Mbit/s, such as 100 or 100Mbit".into())
+}
+
+/// Parses a time of at least a second, in whole ones: `90s`, `10min`, `8h`.
+///
+/// # Errors
+/// One sentence that says what is expected.
+pub fn seconds(text: &str) -> Result<NonZeroU32, String> {
+    let time = humantime::parse_duration(text).ok();
+    let seconds = time.and_then(|time| u32::try_from(time.as_secs()).ok());
+    let seconds = seconds.and_then(NonZeroU32::new);
+    seconds.ok_or_else(|| "expected a time from a second on, such as 90s, 10min or 8h".into())
 }
 
 /// Parses a number of bytes, at least one: `65536`, `64KiB` or `1.5MB`.
@@ -74,6 +87,16 @@ mod tests {
         }
         for text in ["100", "100Mbit", "100mbit", "100 Mbit/s"] {
             assert_eq!(mbit_per_second(text), Ok(100.0), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds__are_whole_and_some() {
+        for (text, expected) in [("90s", 90), ("10min", 600), ("1h 1s", 3601)] {
+            assert_eq!(seconds(text).map(NonZeroU32::get), Ok(expected), "{text}");
+        }
+        for text in ["", "10", "0s", "900ms", "-1s", "9000years", "soon"] {
+            assert!(seconds(text).is_err(), "{text}");
         }
     }
 

@@ -16,7 +16,10 @@ use vtl_proto::{
     services::Services,
 };
 
-use crate::Error;
+use crate::{
+    Error,
+    request::{PROTOCOL, UNKNOWN_OP, protocol},
+};
 
 pub use rules::{Conditions, Explanation, PassedRule, PathCondition, Rule, RuleCount, Rules};
 pub use select::{SelectStatus, SelectedPath};
@@ -40,7 +43,7 @@ impl<T: Into<String>> From<T> for Refusal {
 impl Refusal {
     /// The refusal as a message.
     pub fn to_message(&self) -> Value {
-        json!({ "ok": false, "error": self.why, "denied": self.denied })
+        json!({ "ok": false, "error": self.why, "denied": self.denied, "protocol": PROTOCOL })
     }
 }
 
@@ -51,16 +54,19 @@ impl Refusal {
 pub fn to_message(answer: &impl Serialize) -> Result<Value, Refusal> {
     let mut message = serde_json::to_value(answer).map_err(|error| error.to_string())?;
     message["ok"] = true.into();
+    message["protocol"] = PROTOCOL.into();
     Ok(message)
 }
 
 /// Parses the answer in a message.
 pub(crate) fn from_message<T: DeserializeOwned>(mut message: Value) -> Result<T, Error> {
+    let theirs = protocol(&message);
     let fields = message.as_object_mut();
     match fields
         .and_then(|f| f.remove("ok"))
         .and_then(|ok| ok.as_bool())
     {
+        Some(true) if theirs != PROTOCOL => Err(Error::Protocol(theirs)),
         Some(true) => {
             serde_json::from_value(message).map_err(|error| Error::Malformed(error.to_string()))
         }
@@ -71,6 +77,8 @@ pub(crate) fn from_message<T: DeserializeOwned>(mut message: Value) -> Result<T,
             };
             Err(if message["denied"] == true {
                 Error::Forbidden(why)
+            } else if why.starts_with(UNKNOWN_OP) {
+                Error::TooOld
             } else {
                 Error::Refused(why)
             })

@@ -23,8 +23,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    FlowList, Hooks, PathList, Peers, Request, Rules, SelectStatus, Status, answer::from_message,
-    request::PROMPT,
+    FlowList, Hooks, PathList, Peers, Request, Rules, SelectStatus, Status,
+    answer::from_message,
+    request::{PROMPT, PROTOCOL},
 };
 
 /// Default path of the daemon's socket.
@@ -60,6 +61,18 @@ pub enum Error {
     /// A message could not be sent or received.
     #[error("talking to the VTL daemon: {0}")]
     System(#[from] Errno),
+    /// The daemon speaks this version of the control protocol, which this client does not.
+    #[error(
+        "the VTL daemon speaks version {0} of the control protocol, and this command version {PROTOCOL}: use the command \
+         that came with it, or restart vtld after an upgrade"
+    )]
+    Protocol(u64),
+    /// The daemon does not know the request: it is of an older version.
+    #[error(
+        "the running VTL daemon is older than this command, and does not know this request: restart it (systemctl \
+         restart vtld)"
+    )]
+    TooOld,
     /// The answer is not JSON of the expected form.
     #[error("the VTL daemon answered something else than expected: {0}")]
     Malformed(String),
@@ -290,7 +303,10 @@ impl Client {
 
     fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        match send(self.socket.as_raw_fd(), request, &descriptors) {
+        // A path that is not UTF-8.
+        let mut message = serde_json::to_value(request).map_err(|_| Errno::EILSEQ)?;
+        message["protocol"] = PROTOCOL.into();
+        match send(self.socket.as_raw_fd(), &message, &descriptors) {
             Err(Error::System(Errno::EPIPE | Errno::ECONNRESET)) => Err(Error::Closed),
             Err(Error::System(Errno::EAGAIN)) => Err(Error::Silent(PROMPT)),
             sent => sent,
@@ -581,6 +597,7 @@ mod tests {
             expires: None,
             connections: None,
             missing: Vec::new(),
+            installed: false,
         };
         // The last page points to itself: there are no more.
         let pages = [(0, Some(2)), (2, Some(3)), (3, Some(3))];

@@ -4,9 +4,12 @@
 //!
 //! - [`Request`]: all requests; each variant names the type of its answer;
 //! - [`Client`]: sends requests to the daemon;
+//! - [`Events`]: what happens, as the daemon tells it;
 //! - [`receive`], [`Request::parse`], [`to_message`], [`Refusal`], [`send`]: the daemon's side.
 //!
-//! Compatible between versions: names and types of fields stay, and every new field has a default.
+//! Compatible between versions: names and types of fields stay, and every new field has a default. Messages say the
+//! version of the protocol ([`PROTOCOL`]), which grows when that does not hold; unknown fields are ignored, and unknown
+//! requests are refused. `docs/management.md` describes all of it for other programs.
 //!
 //! ```no_run
 //! use vtl_control::{Client, Hooks, Request, socket_path};
@@ -18,6 +21,9 @@
 
 mod answer;
 mod client;
+#[cfg(test)]
+mod document;
+mod event;
 mod request;
 
 pub use answer::{
@@ -30,7 +36,8 @@ pub use answer::{
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };
+pub use event::{Event, Events, KINDS, Text, What};
 pub use request::{
-    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PeerKey,
-    Request, SessionKey, SessionRequest,
+    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PROTOCOL,
+    PeerKey, Request, SessionKey, SessionRequest,
 };

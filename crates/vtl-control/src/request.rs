@@ -3,12 +3,13 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
     path::PathBuf,
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use vtl_proto::services::Requirements;
 
 /// Longest time in which the daemon answers from memory, however busy the machine.
@@ -95,6 +96,13 @@ pub enum Request {
         /// `tcp`, its own connection, where it then stays; or another carrier to its peer.
         #[serde(deserialize_with = "must::name")]
         carrier: String,
+        /// Seconds after which it goes where it would go without; `None`: it stays until that carrier breaks.
+        #[serde(
+            default,
+            skip_serializing_if = "is_default",
+            deserialize_with = "must::for_s"
+        )]
+        for_s: Option<NonZeroU32>,
     },
     /// A page of the paths to other hosts, sorted by address, from one on.
     ///
@@ -216,6 +224,51 @@ pub enum Request {
     ///
     /// Answer: [`RuleCount`](crate::RuleCount).
     RuleReload,
+    /// Put a rule in force for some time, before those of the file and behind those installed earlier; in the place of
+    /// an installed one of that name. It outlives a restart of the daemon, and is gone when its time is over. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    RuleInstall {
+        /// The rule: what a file of rules says of one, but `expires`.
+        rule: Map<String, Value>,
+        /// Seconds until it expires.
+        #[serde(deserialize_with = "must::seconds")]
+        for_s: NonZeroU32,
+    },
+    /// Take an installed rule out of force; connections that it made go on. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    RuleWithdraw {
+        /// Its name.
+        #[serde(deserialize_with = "must::name")]
+        name: String,
+    },
+    /// Events, as they happen: waits until there is one.
+    ///
+    /// Answer: [`Events`](crate::Events).
+    Events {
+        /// `last` of the answer before: what has happened since, too. `None`: what happens from now on.
+        #[serde(
+            default,
+            skip_serializing_if = "is_default",
+            deserialize_with = "must::since"
+        )]
+        since: Option<u64>,
+        /// Only these kinds ([`KINDS`](crate::KINDS)); empty: all.
+        #[serde(
+            default,
+            skip_serializing_if = "is_default",
+            deserialize_with = "must::kinds"
+        )]
+        kinds: Vec<String>,
+        /// Milliseconds to wait at most; `None`: for ever.
+        #[serde(
+            default,
+            skip_serializing_if = "is_default",
+            deserialize_with = "must::wait_ms"
+        )]
+        wait_ms: Option<u32>,
+    },
     /// Whether the model chooses for the carrier `auto`, and a page of what it has chosen, from an index on.
     ///
     /// Answer: [`SelectStatus`](crate::SelectStatus).
@@ -287,10 +340,14 @@ pub enum Request {
 }
 
 impl Request {
-    /// Longest time in which the daemon answers unless it hangs; `None`: it waits for a peer.
+    /// Longest time in which the daemon answers unless it hangs; `None`: it waits for a peer, or an event.
     pub fn patience(&self) -> Option<Duration> {
         match self {
             Self::Connect { .. } | Self::Accept { .. } => None,
+            Self::Events { wait_ms, .. } => {
+                let wait = Duration::from_millis((*wait_ms)?.into());
+                Some(PROMPT + wait)
+            }
             Self::GraftList
             | Self::GraftShow { .. }
             | Self::GraftDeploy { .. }
@@ -302,7 +359,9 @@ impl Request {
             | Self::GatewayAdd { .. }
             | Self::GatewayRemove { .. }
             | Self::RuleCheck { .. }
-            | Self::RuleReload => Some(THOROUGH),
+            | Self::RuleReload
+            | Self::RuleInstall { .. }
+            | Self::RuleWithdraw { .. } => Some(THOROUGH),
             Self::Status { .. }
             | Self::FlowList { .. }
             | Self::FlowShow { .. }
@@ -402,7 +461,7 @@ impl TryFrom<PortOrCgroup> for HookTarget {
     }
 }
 
-/// A connection opened by a process, as far as known.
+/// A connection opened by a process, or forwarded by this host, as far as known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedConnection {
     /// Destination.
@@ -417,6 +476,16 @@ pub struct OpenedConnection {
     /// The cgroup of the process, as rules name cgroups.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cgroup: Option<PathBuf>,
+    /// Of a connection that this host forwards as a gateway instead: the interface that it leaves by.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub via: Option<String>,
+    /// Who opens that one.
+    #[serde(
+        default,
+        skip_serializing_if = "is_default",
+        deserialize_with = "must::from"
+    )]
+    pub from: Option<SocketAddr>,
 }
 
 /// A file by identity, as in stat(2).
@@ -483,18 +552,44 @@ pub struct SessionRequest {
 #[error("{0}")]
 pub struct BadRequest(String);
 
+/// Version of the control protocol, in requests and answers (`protocol`). It grows when something changes its meaning:
+/// what is only added does not count. A message without it has version 1.
+pub const PROTOCOL: u64 = 1;
+
+/// How the refusal of an unknown request begins, also in versions before there was [`PROTOCOL`].
+pub(crate) const UNKNOWN_OP: &str = "unknown op";
+
+/// The version of the protocol that a message says.
+pub(crate) fn protocol(message: &Value) -> u64 {
+    match message.get("protocol") {
+        None => 1,
+        Some(said) => said.as_u64().unwrap_or_default(),
+    }
+}
+
 impl Request {
     /// Parses a message.
     ///
     /// # Errors
-    /// Unknown operation; missing or invalid field.
+    /// Another version of the protocol; unknown operation; missing or invalid field.
     pub fn parse(message: &Value) -> Result<Self, BadRequest> {
+        let theirs = protocol(message);
+        if theirs != PROTOCOL {
+            return Err(BadRequest(format!(
+                "the client speaks version {theirs} of the control protocol, and this vtld, {}, version {PROTOCOL}: \
+                 use the client that came with it, or restart vtld after an upgrade",
+                env!("CARGO_PKG_VERSION")
+            )));
+        }
         let op = message["op"].as_str();
         let op = op.ok_or_else(|| BadRequest("the request names no op".to_owned()))?;
         Self::deserialize(message).map_err(|error| {
             let why = error.to_string();
             BadRequest(if why.starts_with("unknown variant") {
-                format!("unknown op \"{op}\"")
+                format!(
+                    "{UNKNOWN_OP} \"{op}\": this vtld, {}, does not know it",
+                    env!("CARGO_PKG_VERSION")
+                )
             } else {
                 format!("{op}: {why}")
             })
@@ -511,7 +606,7 @@ mod must {
     use std::{
         collections::BTreeMap,
         net::{IpAddr, SocketAddr},
-        num::NonZeroU16,
+        num::{NonZeroU16, NonZeroU32},
     };
 
     use serde::{Deserialize, Deserializer, de::Error};
@@ -527,9 +622,14 @@ mod must {
 
     must! {
         carrier: Option<String> = "a name";
+        for_s: Option<NonZeroU32> = "a number of seconds from 1";
+        from: Option<SocketAddr> = "an address and a port";
+        kinds: Vec<String> = "a list of names";
         name: String = "a name";
         params: BTreeMap<String, u32> = "an object of numbers";
         peer: IpAddr = "an IP address";
+        since: Option<u64> = "the last of an answer";
+        wait_ms: Option<u32> = "a number of milliseconds";
         to: SocketAddr = "an address and a port";
     }
 
@@ -537,6 +637,11 @@ mod must {
         let why = "\"port\" must be a number from 1 to 65535";
         let port = NonZeroU16::deserialize(from).map_err(|_| D::Error::custom(why))?;
         Ok(port.get())
+    }
+
+    pub(super) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<NonZeroU32, D::Error> {
+        let why = "\"for_s\" must be a number of seconds from 1";
+        NonZeroU32::deserialize(from).map_err(|_| D::Error::custom(why))
     }
 
     pub(super) fn port_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {

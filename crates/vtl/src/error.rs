@@ -76,6 +76,9 @@ impl From<Error> for io::Error {
             | Error::BufferTooSmall(_) => io::ErrorKind::InvalidInput,
             Error::TimedOut | Error::Daemon(control::Error::Silent(_)) => io::ErrorKind::TimedOut,
             Error::Closed => io::ErrorKind::NotConnected,
+            Error::Daemon(control::Error::Protocol(_) | control::Error::TooOld) => {
+                io::ErrorKind::Unsupported
+            }
             Error::Daemon(control::Error::Refused(_)) => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

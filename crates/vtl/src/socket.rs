@@ -324,10 +324,12 @@ impl Socket {
             Ok(Some((grant, descriptors))) => {
                 Session::granted(grant, descriptors, &self.any, &self.client)
             }
-            // A malformed answer may have granted a session.
-            Err(error @ (control::Error::System(_) | control::Error::Malformed(_))) => {
-                Err(error.into())
-            }
+            // A malformed answer, or of another version, may have granted a session.
+            Err(
+                error @ (control::Error::System(_)
+                | control::Error::Malformed(_)
+                | control::Error::Protocol(_)),
+            ) => Err(error.into()),
             Err(error) => return Err(error.into()),
         };
         let (session, agreement) = granted.inspect_err(|_| {

@@ -15,6 +15,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -33,12 +34,13 @@ use serde::Serialize;
 use serde_json::Value;
 use vtl_control::{
     self as protocol, CarrierSpec, Client, Deployed, Done, FlowList, FlowStatus, Hook, HookAdded,
-    HookTarget, Hooks, Listening, Refusal, Request, RuleCount, SessionRequest, Status,
+    HookTarget, Hooks, Listening, Refusal, Request, RuleCount, SessionRequest, Status, What,
 };
 
 use crate::{
     broker::{self, Granted, Owner, Wish},
     caller::Caller,
+    events::{self, Wanted, emit},
     handover,
     hooker::{self, Carrier, Gateway, Hooked, Hooker},
     option::netns_cookie,
@@ -218,7 +220,7 @@ impl Service {
             Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
             Err(error) => {
                 tracing::warn!(%error, "control socket: cannot accept");
-                thread::sleep(std::time::Duration::from_millis(50));
+                thread::sleep(Duration::from_millis(50));
                 return;
             }
         };
@@ -354,23 +356,17 @@ impl Service {
             }
             Request::FlowList { from } => plain(self.flows(from, caller)),
             Request::FlowShow { id } => plain(redacted(self.broker.flows().show(id)?, caller)),
-            Request::FlowMove { id, carrier } => {
+            Request::FlowMove { id, carrier, for_s } => {
                 root("flow move")?;
-                plain(self.broker.flows().move_flow(id, carrier)?)
+                let stay = for_s.map(|s| Duration::from_secs(s.get().into()));
+                plain(self.broker.flows().move_flow(id, carrier, stay)?)
             }
+            request @ Request::Events { .. } => happened(request, caller, gone),
             Request::PathList { from } => plain(self.broker.monitor().list(from)),
             Request::PathShow { peer } => plain(self.broker.monitor().report(peer)?),
-            Request::PeerList { from } => plain(self.broker.flows().identity().list(from)?),
-            Request::PeerTrust(key) => {
-                root("peer trust")?;
-                self.broker.flows().identity().trust(&key)?;
-                plain(Done {})
-            }
-            Request::PeerForget { name } => {
-                root("peer forget")?;
-                self.broker.flows().identity().forget(&name)?;
-                plain(Done {})
-            }
+            request @ (Request::PeerList { .. }
+            | Request::PeerTrust(_)
+            | Request::PeerForget { .. }) => self.peer(request, caller),
             Request::HookList => plain(Hooks {
                 hooks: hooks(&*self.hooker()?),
             }),
@@ -387,14 +383,12 @@ impl Service {
             request @ (Request::GatewayAdd { .. }
             | Request::GatewayRemove { .. }
             | Request::GatewayList) => self.gateway(request, caller),
-            Request::RuleList { from } => plain(self.rules.list(from)?),
-            Request::RuleExplain(connection) => plain(self.rules.explain(&connection)?),
-            Request::RuleCheck { name } => plain(self.check_rules(descriptors, &name)?),
-            Request::RuleReload => {
-                root("rule reload")?;
-                let count = self.rules.reload()?;
-                plain(RuleCount { count })
-            }
+            request @ (Request::RuleList { .. }
+            | Request::RuleExplain(_)
+            | Request::RuleCheck { .. }
+            | Request::RuleReload
+            | Request::RuleInstall { .. }
+            | Request::RuleWithdraw { .. }) => self.rule(request, descriptors, caller),
             Request::SelectStatus { from } => plain(self.broker.flows().select_status(from)),
             Request::SelectSet { on } => {
                 root("select")?;
@@ -476,6 +470,51 @@ impl Service {
             gateways: gateways(&hooker),
             ..status
         })
+    }
+
+    /// Executes a request about peers.
+    fn peer(&self, request: Request, caller: &Caller) -> Answer {
+        let identity = self.broker.flows().identity();
+        match request {
+            Request::PeerTrust(key) => {
+                caller.require_root("peer trust")?;
+                identity.trust(&key)?;
+                let (name, key) = (key.name.into(), key.key.into());
+                emit(What::PeerTrusted { name, key });
+            }
+            Request::PeerForget { name } => {
+                caller.require_root("peer forget")?;
+                identity.forget(&name)?;
+                emit(What::PeerForgotten { name: name.into() });
+            }
+            Request::PeerList { from } => return plain(identity.list(from)?),
+            _ => {}
+        }
+        plain(Done {})
+    }
+
+    /// Executes a request about rules.
+    fn rule(&self, request: Request, descriptors: Vec<OwnedFd>, caller: &Caller) -> Answer {
+        match request {
+            Request::RuleList { from } => return plain(self.rules.list(from)?),
+            Request::RuleExplain(connection) => return plain(self.rules.explain(&connection)?),
+            Request::RuleCheck { name } => return plain(self.check_rules(descriptors, &name)?),
+            Request::RuleInstall { rule, for_s } => {
+                caller.require_root("rule add")?;
+                self.rules
+                    .install(rule, Duration::from_secs(for_s.get().into()))?;
+            }
+            Request::RuleWithdraw { name } => {
+                caller.require_root("rule remove")?;
+                self.rules.withdraw(&name)?;
+            }
+            _ => {
+                caller.require_root("rule reload")?;
+                let count = self.rules.reload()?;
+                return plain(RuleCount { count });
+            }
+        }
+        plain(Done {})
     }
 
     /// Executes a request about gateways.
@@ -583,6 +622,25 @@ impl Service {
             (None, None) => Err("name a graft of the pool, or hand a package over".into()),
         }
     }
+}
+
+/// Answers a request for events. `gone`: whether the client has hung up.
+fn happened(request: Request, caller: &Caller, gone: impl Fn() -> bool) -> Answer {
+    let Request::Events {
+        since,
+        kinds,
+        wait_ms,
+    } = request
+    else {
+        return plain(Done {});
+    };
+    let wanted = Wanted {
+        since,
+        kinds,
+        wait: wait_ms.map(|ms| Duration::from_millis(ms.into())),
+        is_root: caller.is_root(),
+    };
+    plain(events::read(&wanted, gone)?)
 }
 
 /// One-shot event for the next request of a connection.

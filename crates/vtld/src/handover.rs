@@ -37,6 +37,7 @@ use crate::{
     broker, flows,
     hooker::{self, Hooker},
     option::netns_cookie,
+    rules::RulesManager,
 };
 
 /// Format version; incremented for incompatible changes. New fields have defaults.
@@ -159,6 +160,9 @@ pub(crate) struct Handover {
     format: u32,
     pub(crate) hooker: hooker::Handover,
     pub(crate) flows: flows::Handover,
+    /// Rules that requests have installed.
+    #[serde(default)]
+    rules: Vec<String>,
 }
 
 impl Handover {
@@ -178,6 +182,11 @@ impl Left {
     /// Number of connections.
     pub fn connections(&self) -> usize {
         self.handover.connections()
+    }
+
+    /// Takes the rules that requests have installed.
+    pub fn take_rules(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.handover.rules)
     }
 
     /// Resumes flows, hooks and proxied connections.
@@ -211,7 +220,12 @@ pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// The successor has gone, or no descriptor is available. State of a thread that has died is lost.
-pub fn leave(to: OwnedFd, hooker: &Hooker, broker: &broker::Handle) -> io::Result<usize> {
+pub fn leave(
+    to: OwnedFd,
+    hooker: &Hooker,
+    broker: &broker::Handle,
+    rules: &RulesManager,
+) -> io::Result<usize> {
     let mut outgoing = Outgoing::new(to);
     let hooker = hooker.hand_over(&mut outgoing)?;
     let outgoing = Arc::new(Mutex::new(outgoing));
@@ -224,6 +238,7 @@ pub fn leave(to: OwnedFd, hooker: &Hooker, broker: &broker::Handle) -> io::Resul
         format: FORMAT,
         hooker,
         flows,
+        rules: rules.leave(),
     };
     outgoing.finish(&handover)?;
     Ok(handover.connections())
@@ -379,6 +394,7 @@ mod tests {
 
     fn empty(format: u32) -> Handover {
         Handover {
+            rules: Vec::new(),
             format,
             hooker: hooker::Handover::default(),
             flows: flows::Handover::default(),

@@ -9,6 +9,7 @@
 //! - [`rules`]: the rules file, which selects carriers for connections;
 //! - [`Scope`]: the network interfaces that VTL uses;
 //! - [`control`]: the Unix socket for `vtl` and the client library, and `caller`: who its clients are;
+//! - `events`: what is told there of changes;
 //! - [`handover`]: handover of a daemon's state to the next one;
 //! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
 //! - `network`, `option`, `urgent`: networks of peers, socket options, urgent data of TCP.
@@ -16,6 +17,7 @@
 pub mod broker;
 mod caller;
 pub mod control;
+mod events;
 mod flows;
 pub mod handover;
 pub mod hooker;

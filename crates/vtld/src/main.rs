@@ -342,11 +342,16 @@ fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Lef
 
 /// Hands connections and hooks over to the daemon that takes over, or to the service manager for the next one.
 /// Without either they end.
-fn hand_over(successor: Option<OwnedFd>, hooker: &Hooker, broker: &broker::Handle) {
+fn hand_over(
+    successor: Option<OwnedFd>,
+    hooker: &Hooker,
+    broker: &broker::Handle,
+    rules: &RulesManager,
+) {
     let handed = match successor {
-        Some(to) => handover::leave(to, hooker, broker),
+        Some(to) => handover::leave(to, hooker, broker, rules),
         None if handover::has_manager() => handover::channel().and_then(|(ours, theirs)| {
-            let connections = handover::leave(ours, hooker, broker)?;
+            let connections = handover::leave(ours, hooker, broker, rules)?;
             handover::store(&theirs)?;
             Ok(connections)
         }),
@@ -459,6 +464,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         .context("the Hooker does not start (try: vtl doctor)")?;
     broker.set_hooker(hooker.handle());
     let is_heir = left.is_some();
+    let installed = left.as_mut().map(handover::Left::take_rules);
     match left {
         Some(left) => {
             tracing::info!(
@@ -478,6 +484,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         broker.clone(),
         Arc::downgrade(&hooker),
         is_heir,
+        installed.unwrap_or_default(),
     )
     .map_err(|error| anyhow!(error))?;
     hooker.forget_former();
@@ -503,7 +510,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     // In order: no new requests, then no hooks, then no sessions.
     let successor = control.successor();
     drop(control);
-    hand_over(successor, &hooker, &broker);
+    hand_over(successor, &hooker, &broker, &rules);
     drop(hooker);
     broker.stop();
     let _ = thread.join();

@@ -1,4 +1,7 @@
-//! The rules file: read at start and on request, rejected as a whole on any error.
+//! The rules file: read at start and on request, rejected as a whole on any error; and rules that requests install
+//! (`installed.rs`).
+
+mod installed;
 
 use std::{
     collections::BTreeSet,
@@ -10,19 +13,21 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use nix::unistd::User;
 use vtl_control::{
     Conditions, Explanation, MAX_MESSAGE, OpenedConnection, PassedRule, PathCondition, Rule as Row,
-    Rules,
+    Rules, What,
 };
 use vtl_core::reconfigure::Condition;
 
 use crate::{
     broker,
+    events::emit,
     flows::RuleState,
     hooker::{
         Carrier, Hooked, Hooker,
-        rules::{self, About, Action, LONGEST_FILE, Listed, Matches, Rule, Verdict, When, Wrong},
+        rules::{
+            About, Action, Forwards, LONGEST_FILE, Listed, Matches, Rule, Verdict, When, Wrong,
+        },
     },
 };
 
@@ -51,8 +56,10 @@ pub struct RulesManager {
 
 #[derive(Default)]
 struct State {
-    /// The rules of the file, whose time may be over: the clock may be set back.
+    /// The rules that were installed, then those of the file, whose time may be over: the clock may be set back.
     rules: Vec<Rule>,
+    /// The texts of the installed ones.
+    installed: Vec<installed::Text>,
     /// Whether each of them is in force.
     in_force: Vec<bool>,
     /// Whether some name programs or control groups, which may be replaced.
@@ -77,14 +84,17 @@ impl State {
             match (was, is) {
                 (true, false) => {
                     tracing::info!(rule = %rule.name, "rules: expired: it matches nothing any more");
+                    installed::tell_expired(rule);
                 }
                 (false, true) => {
                     tracing::info!(rule = %rule.name, "rules: the clock was set back: it matches again");
+                    emit(added(rule, false));
                 }
                 _ => {}
             }
         }
         self.in_force = in_force;
+        self.forget_expired();
         Ok(true)
     }
 }
@@ -104,7 +114,7 @@ fn chosen(rules: &[Rule], in_force: &[bool]) -> Vec<Rule> {
 
 impl RulesManager {
     /// Applies the rules of a file; none if it does not exist. `is_heir`: log errors instead of failing, since
-    /// connections were taken over.
+    /// connections were taken over. `left`: the installed rules of a former daemon.
     ///
     /// # Errors
     /// The file cannot be read, or where it is wrong, as one sentence.
@@ -113,6 +123,7 @@ impl RulesManager {
         broker: broker::Handle,
         hooker: Weak<Hooker>,
         is_heir: bool,
+        left: Vec<String>,
     ) -> Result<Arc<Self>, String> {
         let manager = Arc::new(Self {
             path,
@@ -121,6 +132,7 @@ impl RulesManager {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        manager.inherit(left);
         match manager.reload() {
             // Keep the connections taken over.
             Err(error) if is_heir => tracing::error!(%error, "rules: none are in force"),
@@ -145,20 +157,15 @@ impl RulesManager {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(self.unreadable(&error)),
         };
+        if self.hooker.strong_count() == 0 {
+            return Err("the daemon is stopping".into());
+        }
         let wrong = |wrong: Wrong| format!("{}:{wrong}", self.path.display());
-        let rules = self.read(&text).map_err(wrong)?;
-        let in_force = in_force(&rules, SystemTime::now());
-        let chosen = chosen(&rules, &in_force);
-        let hooker = self.hooker.upgrade().ok_or("the daemon is stopping")?;
-        hooker.set_rules(&chosen).map_err(wrong)?;
-        *state = State {
-            rules,
-            in_force,
-            is_watching: hooker.refresh_rules(),
-            retry: None,
-        };
-        self.changed.notify_all();
-        Ok(chosen.len())
+        let installed = state.installed.clone();
+        let mut rules = state.rules[..installed.len()].to_vec();
+        let of_file = self.parse(&text, &rules).map_err(wrong)?;
+        rules.extend(of_file);
+        self.apply(&mut state, rules, installed).map_err(wrong)
     }
 
     /// Checks a file that could replace the current one. Returns the number of its rules.
@@ -167,8 +174,11 @@ impl RulesManager {
     /// It cannot be read, or where it is wrong, as one sentence.
     pub fn check(&self, file: File, name: &str) -> Result<usize, String> {
         let text = text(file).map_err(|e| format!("cannot read {name}: {e}"))?;
+        let state = self.lock();
+        let installed = state.rules[..state.installed.len()].to_vec();
+        drop(state);
         let rules = self
-            .read(&text)
+            .parse(&text, &installed)
             .map_err(|wrong| format!("{name}:{wrong}"))?;
         Ok(rules.len())
     }
@@ -185,9 +195,11 @@ impl RulesManager {
             more: None,
         };
         let states = self.broker.rule_states();
+        let state = self.lock();
         let mut bytes = 0;
         for (i, listed) in (0..).zip(hooker.rules()).skip(from as usize) {
-            let row = row(listed, &states);
+            let mut row = row(listed, &states);
+            row.installed = state.is_installed(&row.name);
             bytes += serde_json::to_string(&row).map_or(0, |text| text.len());
             if bytes > MAX_MESSAGE / 2 && i > from {
                 answer.more = Some(i);
@@ -224,22 +236,17 @@ impl RulesManager {
             hook: hook.map(|hook| hook.id),
             passed: verdicts.iter().filter_map(passed).collect(),
             decides: decides.map(|v| v.rule.clone()),
-            action: decides
-                .and_then(|v| v.action.as_ref())
-                .map(Action::to_string),
+            action: decides.and_then(|v| v.action.clone()),
         })
     }
 
-    /// Parses rules, and checks that this host supports their carriers.
-    fn read(&self, text: &str) -> Result<Vec<Rule>, Wrong> {
-        let uid = |name: &str| {
-            let user = User::from_name(name).ok().flatten();
-            user.map(|user| user.uid.as_raw())
-        };
-        let rules = rules::parse(text, uid)?;
-        for rule in &rules {
+    /// Checks that this host supports the carriers of rules.
+    fn check_carriers(&self, rules: &[Rule]) -> Result<(), Wrong> {
+        for rule in rules {
             let own = match &rule.about {
-                About::Opened(_, Action::Carry(carrier)) => Some(carrier),
+                About::Opened(_, Action::Carry(carrier)) | About::Forwarded(_, carrier) => {
+                    Some(carrier)
+                }
                 _ => None,
             };
             let others = rule.when.iter().flat_map(|when| &when.carriers);
@@ -249,7 +256,7 @@ impl RulesManager {
                 carries.map_err(|text| Wrong { place, text })?;
             }
         }
-        Ok(rules)
+        Ok(())
     }
 
     fn unreadable(&self, error: &io::Error) -> String {
@@ -318,9 +325,11 @@ fn text(file: File) -> io::Result<String> {
 fn row(listed: Listed, states: &[RuleState]) -> Row {
     let when = listed.rule.when.as_deref();
     let when = when.map(|when| path_conditions(&listed.rule.name, when, states));
-    let (conditions, listen, action) = match listed.rule.about {
-        About::Opened(matches, action) => (Some(conditions(&matches)), None, action.to_string()),
-        About::Accepted(ports, carrier) => (None, Some(ports), carrier.to_string()),
+    let action = listed.rule.action();
+    let (conditions, listen) = match listed.rule.about {
+        About::Opened(matches, _) => (Some(conditions(&matches)), None),
+        About::Accepted(ports, _) => (None, Some(ports)),
+        About::Forwarded(matches, _) => (Some(forwards(&matches)), None),
     };
     Row {
         name: listed.rule.name,
@@ -328,9 +337,10 @@ fn row(listed: Listed, states: &[RuleState]) -> Row {
         listen,
         action,
         when: when.unwrap_or_default(),
-        expires: (listed.rule.expires).map(|at| humantime::format_rfc3339(at).to_string()),
+        expires: listed.rule.expires.map(date),
         connections: listed.connections,
         missing: listed.missing,
+        installed: false,
     }
 }
 
@@ -370,15 +380,64 @@ fn all<T: ToString>(each: impl IntoIterator<Item = T>) -> Vec<String> {
     few
 }
 
+fn date(at: SystemTime) -> String {
+    humantime::format_rfc3339(at).to_string()
+}
+
+/// The event that a rule is in force.
+fn added(rule: &Rule, installed: bool) -> What {
+    What::RuleAdded {
+        rule: rule.name.clone().into(),
+        action: rule.action().into(),
+        expires: rule.expires.map(|at| date(at).into()),
+        installed,
+    }
+}
+
+/// Tells how the rules in force differ from former ones. `installed`: the names of installed ones.
+fn tell_changes(former: &[Rule], now: &[Rule], installed: &[&str]) {
+    for rule in former {
+        if now.iter().all(|other| other.name != rule.name) {
+            let rule = rule.name.clone().into();
+            emit(What::RuleRemoved { rule });
+        }
+    }
+    for rule in now {
+        let is_installed = installed.contains(&&*rule.name);
+        match former.iter().find(|other| other.name == rule.name) {
+            None => emit(added(rule, is_installed)),
+            Some(former) if former.is_same(rule) => {}
+            Some(_) => emit(What::RuleChanged {
+                rule: rule.name.clone().into(),
+                action: rule.action().into(),
+                expires: rule.expires.map(|at| date(at).into()),
+                installed: is_installed,
+            }),
+        }
+    }
+}
+
+fn port(range: &std::ops::RangeInclusive<u16>) -> String {
+    match range.start() == range.end() {
+        true => range.start().to_string(),
+        false => format!("{}-{}", range.start(), range.end()),
+    }
+}
+
+fn forwards(matches: &Forwards) -> Conditions {
+    Conditions {
+        via: all(&matches.via),
+        from: all(&matches.from),
+        from_port: all(matches.from_port.iter().map(port)),
+        to: all(&matches.to),
+        port: all(matches.port.iter().map(port)),
+        profile: all(&matches.profile),
+        ..Conditions::default()
+    }
+}
+
 fn conditions(matches: &Matches) -> Conditions {
     let paths = |paths: &[PathBuf]| all(paths.iter().map(|p| p.display()));
-    let port = |range: &std::ops::RangeInclusive<u16>| {
-        if range.start() == range.end() {
-            range.start().to_string()
-        } else {
-            format!("{}-{}", range.start(), range.end())
-        }
-    };
     Conditions {
         cgroup: paths(&matches.cgroup),
         user: all(matches.user.iter().map(|u| &u.text)),
@@ -387,6 +446,7 @@ fn conditions(matches: &Matches) -> Conditions {
         to: all(&matches.to),
         profile: all(&matches.profile),
         local: matches.local,
+        ..Conditions::default()
     }
 }
 
@@ -394,6 +454,30 @@ fn conditions(matches: &Matches) -> Conditions {
 #[allow(non_snake_case)]
 mod tests {
     use super::*;
+    use crate::hooker::rules;
+
+    #[test]
+    fn follow_clock__forgets_installed_rules_that_have_expired() {
+        let text = "[[rule]]\nname = \"a\"\nbypass = true\nexpires = 2027-01-31T18:00:00Z\n\
+                    [[rule]]\nname = \"b\"\nbypass = true\n";
+        let rules = rules::parse(text, |_| None).expect("right");
+        let at = humantime::parse_rfc3339("2027-01-31T18:00:00Z").expect("right");
+        let mut state = State {
+            in_force: in_force(&rules, at - Duration::from_secs(1)),
+            rules,
+            installed: vec!["a".into()],
+            ..State::default()
+        };
+        assert!(state.is_installed("a") && !state.is_installed("b"));
+        let changed = state.follow_clock(at, |rules| {
+            assert_eq!(rules.len(), 1);
+            Ok(())
+        });
+        assert!(changed.expect("applied"));
+        let names: Vec<&str> = state.rules.iter().map(|rule| &*rule.name).collect();
+        assert_eq!((names, state.in_force), (vec!["b"], vec![true]));
+        assert_eq!(state.installed.len(), 0);
+    }
 
     #[test]
     fn follow_clock__takes_out_what_is_over_and_brings_it_back() {

@@ -23,7 +23,7 @@ const LAST: Duration = Duration::from_secs(253_402_300_800);
 pub(super) struct Draft<'a> {
     pub(super) name: &'a str,
     /// Kinds of conditions with their values.
-    pub(super) lists: [(&'a str, &'a [String]); 6],
+    pub(super) lists: [(&'a str, &'a [String]); 9],
     pub(super) local: bool,
     pub(super) listen: &'a [u16],
     pub(super) carrier: Option<&'a str>,
@@ -100,7 +100,9 @@ impl Draft<'_> {
         for (kind, values) in self.lists {
             // Numbers as numbers, which need no quotes.
             let word = |text: &String| match text.parse::<u32>() {
-                Ok(number) if matches!(kind, "port" | "user") => Value::from(i64::from(number)),
+                Ok(number) if matches!(kind, "port" | "from_port" | "user") => {
+                    Value::from(i64::from(number))
+                }
                 _ => Value::from(text),
             };
             put(&mut table, kind, values.iter().map(word));
@@ -422,6 +424,9 @@ mod tests {
                 ("port", ports),
                 ("to", &[]),
                 ("profile", &[]),
+                ("via", &[]),
+                ("from", &[]),
+                ("from_port", &[]),
             ],
             local: false,
             listen: &[],

@@ -13,7 +13,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 use toml_edit::Datetime;
 use vtl_control::{
-    Client, Executable, Explanation, OpenedConnection, PathCondition, Request, RuleCount, Rules,
+    Client, Done, Executable, Explanation, OpenedConnection, PathCondition, Request, RuleCount,
+    Rules,
 };
 
 use crate::daemon::{self, SocketArgs};
@@ -32,6 +33,7 @@ pub(crate) enum RuleCommand {
         vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
         vtl rule add tonight --user backup --carrier best --expires 8h\n  \
+        vtl rule add hop --via wan0 --to 10.20.0.0/16 --carrier quic     what a gateway forwards there\n  \
         vtl rule add web --listen 80,443         clients that speak VTL reach these ports over it\n\n\
         The first rule that matches decides; a connection that none matches is left alone. All kinds\n\
         of conditions that are given must hold, of each kind one value. Connections of this host to\n\
@@ -44,7 +46,7 @@ pub(crate) enum RuleCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Take a rule out of the file and out of force; connections that it made go on
+    /// Take a rule out of the file and out of force, also one that a request installed; connections that it made go on
     Remove {
         /// The rule's name
         name: String,
@@ -90,6 +92,8 @@ pub(crate) struct AddArgs {
     /// Also connections of this host to itself, link-local and multicast ones
     #[arg(long)]
     local: bool,
+    #[command(flatten)]
+    gateway: ViaArgs,
     /// Instead of the above: connections that a server of this host accepts at this port
     #[arg(
         long,
@@ -97,7 +101,7 @@ pub(crate) struct AddArgs {
         value_delimiter = ',',
         value_parser = clap::value_parser!(u16).range(1..),
         conflicts_with_all = [
-            "cgroup", "user", "exe", "port", "to", "profile", "local", "bypass", "services",
+            "cgroup", "user", "exe", "port", "to", "profile", "local", "via", "bypass", "services",
         ],
     )]
     listen: Vec<u16>,
@@ -152,6 +156,30 @@ pub(crate) struct AddArgs {
     before: Option<String>,
 }
 
+/// Which connections a gateway's rule is about.
+#[derive(Debug, Args)]
+pub(crate) struct ViaArgs {
+    /// On a gateway: connections of other hosts that leave by this interface (`vtl gateway`)
+    #[arg(
+        long,
+        value_name = "INTERFACE",
+        value_delimiter = ',',
+        conflicts_with_all = ["cgroup", "user", "exe", "local", "bypass", "loss_tolerant", "require_carrier", "require_encryption"],
+    )]
+    via: Vec<String>,
+    /// With --via: those that this address opens, or a prefix
+    #[arg(
+        long,
+        value_name = "ADDR[/BITS]",
+        value_delimiter = ',',
+        requires = "via"
+    )]
+    from: Vec<String>,
+    /// With --via: those that are opened from this port, or from a range of them
+    #[arg(long, value_name = "N[-N]", value_delimiter = ',', requires = "via")]
+    from_port: Vec<String>,
+}
+
 /// What sessions are to be like, instead of a carrier.
 #[derive(Debug, Args)]
 #[group(id = "services", multiple = true, conflicts_with = "carrier")]
@@ -204,6 +232,12 @@ pub(crate) struct ExplainArgs {
     /// The process that opens it: says the three above
     #[arg(long, conflicts_with_all = ["user", "exe", "cgroup"])]
     pid: Option<u32>,
+    /// On a gateway: the interface by which a connection of other hosts leaves
+    #[arg(long, value_name = "INTERFACE", conflicts_with_all = ["user", "exe", "cgroup", "pid"])]
+    via: Option<String>,
+    /// With --via: who opens it
+    #[arg(long, value_name = "ADDR:PORT", requires = "via")]
+    from: Option<SocketAddr>,
     /// Write JSON for machines instead of text
     #[arg(long)]
     json: bool,
@@ -222,6 +256,9 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                     ("port", &args.port),
                     ("to", &args.to),
                     ("profile", &args.profile),
+                    ("via", &args.gateway.via),
+                    ("from", &args.gateway.from),
+                    ("from_port", &args.gateway.from_port),
                 ],
                 local: args.local,
                 listen: &args.listen,
@@ -248,7 +285,18 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
             let before = args.before.as_deref();
             change(socket, "add", |text| edit::add(text, &draft, before))
         }
-        RuleCommand::Remove { name } => change(socket, "remove", |text| edit::remove(text, name)),
+        RuleCommand::Remove { name } => {
+            let rules = daemon::ask(&socket.socket, Client::rules)?.rules;
+            if rules
+                .iter()
+                .any(|rule| rule.installed && rule.name == *name)
+            {
+                let name = name.clone();
+                let _: Done = socket.call(&Request::RuleWithdraw { name })?;
+                return Ok(());
+            }
+            change(socket, "remove", |text| edit::remove(text, name))
+        }
         RuleCommand::List { json } => list(socket, *json),
         RuleCommand::Explain(args) => explain(args, socket),
         RuleCommand::Reload => {
@@ -320,6 +368,7 @@ fn list(socket: &SocketArgs, json: bool) -> anyhow::Result<()> {
             "action",
             "when",
             "expires",
+            "installed",
             "connections",
             "missing",
         ];
@@ -354,6 +403,8 @@ fn explain(args: &ExplainArgs, socket: &SocketArgs) -> anyhow::Result<()> {
         user: None,
         exe: None,
         cgroup: args.cgroup.clone(),
+        via: args.via.clone(),
+        from: args.from,
     };
     if let Some(pid) = args.pid {
         let dir = PathBuf::from(format!("/proc/{pid}"));

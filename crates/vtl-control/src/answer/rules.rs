@@ -21,7 +21,7 @@ pub struct Rules {
 pub struct Rule {
     /// Its name.
     pub name: String,
-    /// Conditions on connections that processes of this host open.
+    /// Conditions on connections that processes of this host open or, with `via`, that it forwards.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Conditions>,
     /// Alternatively: ports of this host, for incoming connections.
@@ -41,6 +41,9 @@ pub struct Rule {
     /// Files and cgroups that it names but that do not exist now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<PathBuf>,
+    /// Installed by a request ([`Request::RuleInstall`](crate::Request::RuleInstall)); else of the file.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub installed: bool,
 }
 
 /// A rule's condition on the path to a host. A long list of hosts is truncated: its last value tells the number of
@@ -86,6 +89,15 @@ pub struct Conditions {
     /// Whether destinations on the host itself, link-local and multicast ones match, too.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub local: bool,
+    /// Interfaces by which connections leave that this host forwards as a gateway.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
+    /// Source prefixes of such connections.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub from: Vec<String>,
+    /// Source ports of such connections, and ranges.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub from_port: Vec<String>,
 }
 
 /// Decision about a connection. Answers [`Request::RuleExplain`](crate::Request::RuleExplain).

@@ -3,13 +3,16 @@
 use vtl_proto::keys::Suite;
 
 use super::*;
+use crate::{Events, document};
 
 /// This answer is that message, and no other; clients ignore what a newer daemon adds.
 macro_rules! form {
     ($answer:expr, $message:expr $(,)?) => {
         let (answer, mut message) = ($answer, $message);
         message["ok"] = true.into();
+        message["protocol"] = 1.into();
         assert_eq!(to_message(&answer), Ok(message.clone()));
+        document::has_fields(&message);
         message["newer"] = json!([1]);
         assert_eq!(from_message(message).ok(), Some(answer));
     };
@@ -62,7 +65,7 @@ fn refusals__have_this_form() {
     let refused = Refusal::from("no").to_message();
     assert_eq!(
         refused,
-        json!({ "ok": false, "error": "no", "denied": false })
+        json!({ "ok": false, "error": "no", "denied": false, "protocol": 1 })
     );
     let error = from_message::<Done>(refused).unwrap_err();
     assert!(matches!(&error, Error::Refused(why) if why == "no"));
@@ -82,6 +85,28 @@ fn from_message__what_is_no_answer_is_malformed() {
     }
     let error = from_message::<Listening>(json!({ "ok": true })).unwrap_err();
     assert!(error.to_string().contains("`key`"), "{error}");
+}
+
+#[test]
+fn from_message__another_version_is_told() {
+    let mut done = to_message(&Done {}).unwrap();
+    done["protocol"] = 2.into();
+    let error = from_message::<Done>(done).unwrap_err();
+    assert!(matches!(error, Error::Protocol(2)), "{error}");
+    // Of daemons before there were versions.
+    assert!(from_message::<Done>(json!({ "ok": true })).is_ok());
+    let unknown = json!({ "ok": false, "error": "unknown op \"events\"", "denied": false });
+    let error = from_message::<Done>(unknown).unwrap_err();
+    assert!(matches!(error, Error::TooOld), "{error}");
+}
+
+#[test]
+fn events__have_this_form() {
+    let none = || Events {
+        events: Vec::new(),
+        last: 7,
+    };
+    form!(none(), json!({ "events": [], "last": 7 }));
 }
 
 #[test]
@@ -312,9 +337,29 @@ fn hooks__have_these_forms() {
     form!(HookAdded { id: 7 }, json!({ "id": 7 }));
 }
 
+/// Texts of a list.
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&w| w.to_owned()).collect()
+}
+
+/// Conditions of all kinds.
+fn all_conditions() -> Conditions {
+    Conditions {
+        cgroup: words(&["/x"]),
+        user: words(&["me"]),
+        exe: words(&["/bin/sh"]),
+        port: words(&["80", "8000-8100"]),
+        to: words(&["10.0.0.0/8"]),
+        profile: words(&["insensitive"]),
+        local: true,
+        via: words(&["wan0"]),
+        from: words(&["10.1.0.0/16"]),
+        from_port: words(&["4000"]),
+    }
+}
+
 #[test]
 fn rules__have_these_forms() {
-    let words = |words: &[&str]| words.iter().map(|&w| w.to_owned()).collect();
     let opened = |conditions| Rule {
         name: "backup".to_owned(),
         conditions: Some(conditions),
@@ -324,15 +369,7 @@ fn rules__have_these_forms() {
         expires: None,
         connections: None,
         missing: Vec::new(),
-    };
-    let all = Conditions {
-        cgroup: words(&["/x"]),
-        user: words(&["me"]),
-        exe: words(&["/bin/sh"]),
-        port: words(&["80", "8000-8100"]),
-        to: words(&["10.0.0.0/8"]),
-        profile: words(&["insensitive"]),
-        local: true,
+        installed: false,
     };
     let condition = |holds_for: &[&str], decides_for: &[&str]| PathCondition {
         condition: "rtt >= 300ms".to_owned(),
@@ -352,6 +389,7 @@ fn rules__have_these_forms() {
         listen: Some(vec![80, 443]),
         connections: Some(5),
         missing: vec!["/gone".into()],
+        installed: true,
         expires: Some("2027-01-31T18:00:00Z".to_owned()),
         ..opened(Conditions::default())
     };
@@ -360,7 +398,7 @@ fn rules__have_these_forms() {
             file: "/etc/vtl/rules.toml".into(),
             rules: vec![
                 opened(Conditions::default()),
-                opened(all),
+                opened(all_conditions()),
                 conditional,
                 accepted
             ],
@@ -376,6 +414,7 @@ fn rules__have_these_forms() {
                         "cgroup": ["/x"], "user": ["me"], "exe": ["/bin/sh"],
                         "port": ["80", "8000-8100"], "to": ["10.0.0.0/8"],
                         "profile": ["insensitive"], "local": true,
+                        "via": ["wan0"], "from": ["10.1.0.0/16"], "from_port": ["4000"],
                     },
                     "action": "graft:cubic",
                 },
@@ -391,7 +430,7 @@ fn rules__have_these_forms() {
                 },
                 {
                     "name": "backup", "listen": [80, 443], "action": "graft:cubic",
-                    "expires": "2027-01-31T18:00:00Z", "connections": 5, "missing": ["/gone"],
+                    "expires": "2027-01-31T18:00:00Z", "connections": 5, "missing": ["/gone"], "installed": true,
                 },
             ],
             "more": 3,

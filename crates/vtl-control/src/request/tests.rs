@@ -4,12 +4,14 @@ use serde_json::json;
 use vtl_proto::services::{Qos, Services};
 
 use super::*;
+use crate::document;
 
 /// This request is that message, and no other.
 macro_rules! form {
     ($request:expr, $message:expr $(,)?) => {
         let (request, message) = ($request, $message);
         assert_eq!(serde_json::to_value(&request).unwrap(), message);
+        document::has_fields(&message);
         assert_eq!(Request::parse(&message), Ok(request));
     };
 }
@@ -162,7 +164,8 @@ fn rules__have_these_forms() {
     form!(
         Request::FlowMove {
             id: 7,
-            carrier: "tcp".to_owned()
+            carrier: "tcp".to_owned(),
+            for_s: None,
         },
         json!({ "op": "flow_move", "id": 7, "carrier": "tcp" }),
     );
@@ -223,10 +226,13 @@ fn rules__have_these_forms() {
                 inode: 131_077,
             }),
             cgroup: Some("/system.slice".into()),
+            via: Some("wan0".into()),
+            from: Some("[2001:db8::2]:4000".parse().unwrap()),
         }),
         json!({
             "op": "rule_explain", "to": "[2001:db8::1]:443", "user": 1000,
             "exe": { "device": 2049, "inode": 131_077 }, "cgroup": "/system.slice",
+            "via": "wan0", "from": "[2001:db8::2]:4000",
         }),
     );
     form!(
@@ -235,6 +241,8 @@ fn rules__have_these_forms() {
             user: None,
             exe: None,
             cgroup: None,
+            via: None,
+            from: None,
         }),
         json!({ "op": "rule_explain", "to": "192.0.2.1:80" }),
     );
@@ -246,6 +254,81 @@ fn rules__have_these_forms() {
     );
     form!(Request::RuleReload, json!({ "op": "rule_reload" }));
     form!(Request::TakeOver, json!({ "op": "take_over" }));
+}
+
+#[test]
+fn rules_of_controllers__have_these_forms() {
+    let rule = json!({ "name": "far", "via": "wan0", "to": ["10.0.0.0/8"], "carrier": "quic" });
+    form!(
+        Request::RuleInstall {
+            rule: rule.as_object().unwrap().clone(),
+            for_s: NonZeroU32::new(600).unwrap(),
+        },
+        json!({ "op": "rule_install", "rule": rule, "for_s": 600 }),
+    );
+    form!(
+        Request::RuleWithdraw {
+            name: "far".to_owned()
+        },
+        json!({ "op": "rule_withdraw", "name": "far" }),
+    );
+    form!(
+        Request::FlowMove {
+            id: 7,
+            carrier: "tcp".to_owned(),
+            for_s: NonZeroU32::new(600),
+        },
+        json!({ "op": "flow_move", "id": 7, "carrier": "tcp", "for_s": 600 }),
+    );
+}
+
+#[test]
+fn events__have_these_forms() {
+    form!(
+        Request::Events {
+            since: None,
+            kinds: Vec::new(),
+            wait_ms: None
+        },
+        json!({ "op": "events" }),
+    );
+    form!(
+        Request::Events {
+            since: Some(0),
+            kinds: vec!["flow".to_owned()],
+            wait_ms: Some(0)
+        },
+        json!({ "op": "events", "since": 0, "kinds": ["flow"], "wait_ms": 0 }),
+    );
+}
+
+#[test]
+fn document__has_every_request() {
+    let unknown = Request::deserialize(json!({ "op": "dance" })).expect_err("unknown");
+    let text = unknown.to_string();
+    // "unknown variant `dance`, expected one of `status`, …"
+    let names: Vec<&str> = text.split('`').skip(3).step_by(2).collect();
+    assert!(names.len() > 30 && names.contains(&"events"), "{text}");
+    for name in names {
+        let is_there = document::DOCUMENT.contains(&format!("`{name}`"));
+        assert!(is_there, "docs/management.md lacks the request `{name}`");
+    }
+}
+
+#[test]
+fn parse__another_version_is_refused() {
+    let said = |protocol: Value| {
+        let parsed = Request::parse(&json!({ "op": "hook_list", "protocol": protocol }));
+        parsed.map_err(|bad| bad.to_string())
+    };
+    assert_eq!(said(1.into()), Ok(Request::HookList));
+    for other in [json!(2), json!(0), json!("one"), json!(null)] {
+        let why = said(other).expect_err("another version");
+        assert!(
+            why.contains("of the control protocol, and this vtld"),
+            "{why}"
+        );
+    }
 }
 
 #[test]
@@ -363,7 +446,22 @@ fn parse__nonsense_is_refused_in_one_sentence() {
         (json!({}), "the request names no op"),
         (json!([1, 2]), "the request names no op"),
         (json!({ "op": 7 }), "the request names no op"),
-        (json!({ "op": "dance" }), "unknown op \"dance\""),
+        (
+            json!({ "op": "dance" }),
+            concat!(
+                "unknown op \"dance\": this vtld, ",
+                env!("CARGO_PKG_VERSION"),
+                ", does not know it"
+            ),
+        ),
+        (
+            json!({ "op": "rule_install", "rule": {}, "for_s": 0 }),
+            "rule_install: \"for_s\" must be a number of seconds from 1",
+        ),
+        (
+            json!({ "op": "events", "kinds": "flow" }),
+            "events: \"kinds\" must be a list of names",
+        ),
         (
             json!({ "op": "graft_show" }),
             "graft_show: missing field `name`",

@@ -135,8 +135,12 @@ pub(super) struct State {
     pub(super) why: Cell<&'static str>,
     /// Whether the peer's access to this port has been checked.
     pub(super) is_judged: Cell<bool>,
-    /// Pinned to its current path until that breaks.
+    /// Pinned to its current path until that breaks,
     pub(super) stays: Cell<bool>,
+    /// or until this time.
+    pub(super) stays_until: Cell<Option<Instant>>,
+    /// The send path that was told last (`events`), and its name.
+    pub(super) told: Cell<(Path, &'static str)>,
     /// At the last review it had sent by a carrier without any confirmation.
     pub(super) is_unheard: Cell<bool>,
     /// When to retry the best carrier, which the flow left because it was full.
@@ -175,6 +179,8 @@ impl State {
             why: Cell::new("no other carrier yet"),
             is_judged: Cell::new(false),
             stays: Cell::new(false),
+            stays_until: Cell::new(None),
+            told: Cell::new((Path::Tcp, "tcp")),
             is_unheard: Cell::new(false),
             returns: Cell::new(None),
             licence: Licence::default(),
@@ -288,9 +294,11 @@ impl Peer {
             Ok(()) => {
                 ends.is_done.set(true);
                 set_linger(ends.tcp.get_ref(), false);
+                self.tell_ended(id, &state, None);
             }
             Err(reset) => {
                 tracing::debug!(%reset, peer = %state.peer, "flows: reset");
+                self.tell_ended(id, &state, Some(&reset));
                 self.reset(id);
                 drop(state.ends.take());
                 drop(ends);
@@ -578,6 +586,7 @@ impl Mover<'_> {
                     }
                     flow.send.returned(&chunk);
                 })?;
+                self.peer.tell_if_moved(self.id, self.state);
                 if stays {
                     sleep(FULL).await;
                 }

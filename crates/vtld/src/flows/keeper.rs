@@ -350,6 +350,7 @@ impl Flows {
             tokio::select! {
                 opened = opening => if let Err(error) = opened {
                     tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
+                    peer.tell_failed(Kind::Graft.name(), error.to_string());
                 },
                 // The peer is a gateway: at once there. If it tells another address later, after the pause that is due.
                 () = peer.until(|peer| peer.host() != host) => if !was_told {
@@ -390,10 +391,12 @@ impl Flows {
                     let rtt = tcp_rtt(control.tcp());
                     if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
                         tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot open: plain TCP until the next attempt");
+                        peer.tell_failed(kind.name(), error.to_string());
                     }
                 }
                 Ok(Some(None)) => {
                     tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: refused by the peer");
+                    peer.tell_failed(kind.name(), "refused by the peer");
                 }
                 Ok(None) => return,
                 Err(_) => {}

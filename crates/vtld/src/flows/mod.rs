@@ -49,7 +49,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, task::spawn_local, time::timeout};
-use vtl_control::{CarrierStatus, FlowList, FlowStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, What};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
@@ -61,6 +61,7 @@ use vtl_proto::{
 use crate::{
     Scope,
     broker::{self, random_token},
+    events::emit,
     hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
     network::{Network, admits},
@@ -100,6 +101,28 @@ pub(crate) struct Key {
     local: IpAddr,
     peer: IpAddr,
     tag: u32,
+}
+
+impl Key {
+    /// The event that the association's control connection is up, or up no more.
+    fn event(&self, is_up: bool) -> What {
+        let (association, local, peer) = (self.tag, self.local, self.peer);
+        let role = peer::role(self.opener).into();
+        match is_up {
+            true => What::AssociationUp {
+                association,
+                local,
+                peer,
+                role,
+            },
+            false => What::AssociationLost {
+                association,
+                local,
+                peer,
+                role,
+            },
+        }
+    }
 }
 
 /// The carrier that an association's flows are to use.
@@ -182,10 +205,14 @@ impl Names {
 
     fn set_known(&self, key: Key, is_known: bool) {
         let mut known = lock(&self.known);
-        match is_known {
+        let is_changed = match is_known {
             true => known.insert(key),
             false => known.remove(&key),
         };
+        drop(known);
+        if is_changed {
+            emit(key.event(is_known));
+        }
     }
 
     fn set_lets_bbr(&self, key: Key, lets_bbr: bool) {
@@ -574,10 +601,16 @@ impl Flows {
         peer.status(id).ok_or_else(|| no_such(number))
     }
 
-    /// Moves the sending direction of a flow to another carrier, which is opened if none is up.
-    pub(crate) async fn move_flow(&self, number: u64, carrier: &str) -> Result<FlowStatus, String> {
+    /// Moves the sending direction of a flow to another carrier, which is opened if none is up. `stay`: for how long;
+    /// `None`: until that breaks.
+    pub(crate) async fn move_flow(
+        &self,
+        number: u64,
+        carrier: &str,
+        stay: Option<Duration>,
+    ) -> Result<FlowStatus, String> {
         let (peer, id) = self.find(number).ok_or_else(|| no_such(number))?;
-        peer.move_flow(id, carrier).await?;
+        peer.move_flow(id, carrier, stay).await?;
         peer.status(id).ok_or_else(|| no_such(number))
     }
 

@@ -2,6 +2,7 @@
 
 mod choice;
 mod commands;
+mod events;
 mod identity;
 mod measure;
 mod stacks;
@@ -48,6 +49,7 @@ use crate::{
 };
 use choice::Choice;
 pub(super) use choice::Preference;
+pub(super) use commands::role;
 use stacks::Stacks;
 
 /// Maximum number of carriers.
@@ -306,6 +308,7 @@ impl Peer {
             self.require_encryption();
         }
         self.control_new(state);
+        let is_resumed = matches!(beginning, Beginning::Left { .. });
         state.licence.set_waived(self.is_elsewhere());
         self.flows.borrow_mut().insert(id, Rc::clone(state));
         self.changed.notify_waiters();
@@ -328,6 +331,7 @@ impl Peer {
                 core.restore(id, *flow);
             }
         }
+        self.tell_opened(&core, id, state, is_resumed);
         if let Some(best) = best {
             self.prefer(&mut core, id, state, best);
         }
@@ -414,10 +418,12 @@ impl Peer {
             match event {
                 Event::Flow(id) => {
                     let flows = self.flows.borrow();
-                    let Some(changed) = flows.get(&id).map(|state| &state.changed) else {
+                    let Some(state) = flows.get(&id) else {
                         continue;
                     };
-                    if core.flow(id).is_some_and(|flow| flow.error().is_some()) {
+                    let (flow, changed) = (core.flow(id), &state.changed);
+                    self.tell_moved(flow, id, state);
+                    if flow.is_some_and(|flow| flow.error().is_some()) {
                         changed.reset.notify_one();
                     }
                     changed.sending.notify_one();
@@ -637,6 +643,16 @@ impl Peer {
                 continue;
             };
             let send = &mut flow.send;
+            if state
+                .stays_until
+                .get()
+                .is_some_and(|at| at <= Instant::now())
+            {
+                state.stays_until.set(None);
+                state.stays.set(false);
+                // At once.
+                state.returns.set(Some(Instant::now()));
+            }
             let may_be_unknown =
                 id.opener == Side::Local && !send.is_known() && !send.is_rejected();
             let is_unheard = may_be_unknown && send.next_offset() > 0 && send.path() != Path::Tcp;
@@ -691,6 +707,7 @@ impl Peer {
             received: Cell::new(0),
             watch: RefCell::default(),
         };
+        self.tell_carrier_up(id, &running);
         self.carriers.borrow_mut().insert(id, running);
         let loses = carrier.loses();
         self.core.borrow_mut().add_carrier(id, true, loses);
@@ -716,9 +733,13 @@ impl Peer {
             if self.path(*flow) == Some(Path::Carrier(id)) {
                 state.why.set("its carrier has broken");
                 state.stays.set(false);
+                state.stays_until.set(None);
             }
         }
         let running = self.carriers.borrow_mut().remove(&id);
+        if let Some(running) = &running {
+            self.tell_carrier_down(id, running);
+        }
         self.forget_over(id);
         self.core.borrow_mut().carrier_broken(id, []);
         self.follow_spread();

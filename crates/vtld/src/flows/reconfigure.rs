@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::{task::spawn_local, time::timeout};
+use vtl_control::{Text, What};
 use vtl_core::{
     netmon::Metrics,
     reconfigure::{Choice, Engine, Switch},
@@ -18,6 +19,7 @@ use vtl_core::{
 
 use super::{Flows, Target, now_ns, peer::Peer, select::ByModel};
 use crate::{
+    events::emit,
     hooker::{Carrier, rules::When},
     netmon::NetMonitor,
 };
@@ -226,18 +228,46 @@ impl Peer {
         if !current.is_some_and(|current| Rc::ptr_eq(&current, following)) {
             return; // something else decides now
         }
-        let [from, to] = [switch.from, switch.to].map(|choice| following.carrier(choice));
-        let peer = self.key.peer;
+        let [from, to] =
+            [switch.from, switch.to].map(|choice| Text::from(following.carrier(choice)));
+        let (association, peer) = (self.key.tag, self.key.peer);
         if is_up {
             following.engine.borrow_mut().succeeded();
             following.since.set(Instant::now());
             match &following.by {
                 By::Rule(rule, _) => {
                     tracing::info!(%rule, %peer, %from, %to, reason, "rule: flows change their carrier");
+                    let rule = rule.to_string().into();
+                    let why = reason.to_owned().into();
+                    emit(match switch.to {
+                        Some(_) => What::ConditionMet {
+                            rule,
+                            peer,
+                            association,
+                            from,
+                            to,
+                            why,
+                        },
+                        None => What::ConditionLeft {
+                            rule,
+                            peer,
+                            association,
+                            from,
+                            to,
+                            why,
+                        },
+                    });
                 }
                 By::Model(_) => {
                     self.set_bbr(ByModel::may_be_bbr(switch.to));
                     tracing::info!(%peer, %from, %to, reason, "select: flows change their carrier");
+                    emit(What::SelectionChanged {
+                        peer,
+                        association,
+                        from,
+                        to,
+                        why: reason.to_owned().into(),
+                    });
                 }
             }
             return;

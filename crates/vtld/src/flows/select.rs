@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
-use vtl_control::{SelectStatus, SelectedPath};
+use vtl_control::{SelectStatus, SelectedPath, What};
 use vtl_core::{
     netmon::{Metrics, figures},
     profile::Profile,
@@ -27,7 +27,7 @@ use super::{
     peer::Peer,
     reconfigure::{By, Following, OPENING, STALE},
 };
-use crate::hooker::Over;
+use crate::{events::emit, hooker::Over};
 
 /// Maximum age of figures that a peer has told: they come once a second, behind what the path loses.
 const TOLD_STALE: Duration = Duration::from_secs(5);
@@ -234,6 +234,13 @@ impl Peer {
             self.set_bbr(true);
             self.set_target(Some(None));
             tracing::warn!(peer = %self.key.peer, from, "select: the carrier does not come back: flows go by TCP");
+            emit(What::SelectionChanged {
+                peer: self.key.peer,
+                association: self.key.tag,
+                from: from.into(),
+                to: "tcp".into(),
+                why: "the carrier does not come back".into(),
+            });
         }
     }
 

@@ -15,20 +15,21 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::sleep,
 };
+use vtl_control::What;
 use vtl_proto::{
     carrier::Kind,
     frame::{Addresses as Told, Frame, MAX_ADDRESSES},
 };
 
 use super::{
-    Flows,
+    Flows, Key,
     addresses::{Addresses, Own, elsewhere},
     carrier::{Granted, ToOpen},
     control::Control,
     keeper::Pauses,
     peer::Peer,
 };
-use crate::scope;
+use crate::{events::emit, scope};
 
 /// Maximum number of further paths of an association.
 const MOST: usize = 7;
@@ -141,6 +142,7 @@ impl Flows {
                 Ok(link) => {
                     tracing::info!(peer = %peer.key.peer, %local, %to, "stacks: path open");
                     let id = peer.next_carrier();
+                    let _told = ToldPath::new(&peer, path);
                     link.serve(Rc::clone(&peer), Some(id)).await;
                     tracing::info!(peer = %peer.key.peer, %local, %to, "stacks: path closed");
                 }
@@ -175,6 +177,34 @@ impl Flows {
             sleep(TELLING).await;
             addresses.changed(version).await;
         }
+    }
+}
+
+/// A path that is up: tells that it is, and on drop, also where its task is aborted, that it is not any more.
+struct ToldPath(Key, Path);
+
+impl ToldPath {
+    fn new(peer: &Peer, path: Path) -> Self {
+        let (local, to) = path;
+        emit(What::PathUp {
+            association: peer.key.tag,
+            peer: peer.key.peer,
+            local,
+            to,
+        });
+        Self(peer.key, path)
+    }
+}
+
+impl Drop for ToldPath {
+    fn drop(&mut self) {
+        let Self(key, (local, to)) = *self;
+        emit(What::PathDown {
+            association: key.tag,
+            peer: key.peer,
+            local,
+            to,
+        });
     }
 }
 

@@ -6,18 +6,20 @@ use std::{
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus, What};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
 use crate::{
     broker,
+    events::emit,
     handover::{Descriptors, Outgoing},
     hooker::{self, ClientFlow, Pulse, ServerFlow},
     identity::Identity,
@@ -36,7 +38,12 @@ enum Command {
     Status(Reply<Vec<CarrierStatus>>),
     List(u64, Reply<FlowList>),
     Show(u64, Reply<Result<FlowStatus, String>>),
-    Move(u64, String, Reply<Result<FlowStatus, String>>),
+    Move(
+        u64,
+        String,
+        Option<Duration>,
+        Reply<Result<FlowStatus, String>>,
+    ),
     Rules(Reply<Vec<RuleState>>),
     Selected(usize, Reply<SelectStatus>),
     /// The switch of the choice by the model was changed.
@@ -235,12 +242,17 @@ impl Handle {
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
-    /// Moves the sending direction of a flow to another carrier.
+    /// Moves the sending direction of a flow to another carrier. `stay`: for how long; `None`: until that breaks.
     ///
     /// # Errors
     /// No such flow, or it may not or cannot use that carrier.
-    pub(crate) fn move_flow(&self, id: u64, carrier: String) -> Result<FlowStatus, String> {
-        let answer = self.ask(|reply| Command::Move(id, carrier, reply));
+    pub(crate) fn move_flow(
+        &self,
+        id: u64,
+        carrier: String,
+        stay: Option<Duration>,
+    ) -> Result<FlowStatus, String> {
+        let answer = self.ask(|reply| Command::Move(id, carrier, stay, reply));
         answer.unwrap_or_else(|| Err(no_such(id)))
     }
 
@@ -268,6 +280,7 @@ impl Handle {
         let _ = self.ask(Command::Select);
         if set.is_ok() {
             tracing::info!(is_on, "select: the choice by the model was switched");
+            emit(What::SelectionSwitched { on: is_on });
         }
         set
     }
@@ -338,10 +351,10 @@ async fn serve(mut inbox: mpsc::UnboundedReceiver<Command>, flows: Rc<Flows>) {
                 let _ = reply.send(());
             }
             Command::Show(id, reply) => drop(reply.send(flows.show(id))),
-            Command::Move(id, carrier, reply) => {
+            Command::Move(id, carrier, stay, reply) => {
                 let flows = Rc::clone(&flows);
                 spawn_local(async move {
-                    let _ = reply.send(flows.move_flow(id, &carrier).await);
+                    let _ = reply.send(flows.move_flow(id, &carrier, stay).await);
                 });
             }
             Command::Resume(left, mut descriptors, reply) => {

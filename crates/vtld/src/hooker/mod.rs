@@ -213,6 +213,8 @@ struct Shared {
     ports: RwLock<BTreeMap<u16, bool>>,
     /// The conditions of the rules in force; a copy, as the lock of the hooks may be held long.
     plans: Mutex<Arc<Plans>>,
+    /// The rules in force about forwarded connections.
+    forwarding: Mutex<Arc<rules::ForwardRules>>,
     gateways: Mutex<Gateways>,
     /// Whether there is a gateway; a copy, as that lock may be held long.
     is_gateway: AtomicBool,
@@ -271,6 +273,11 @@ impl Shared {
 
     fn plans(&self) -> MutexGuard<'_, Arc<Plans>> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forwarding(&self) -> Arc<rules::ForwardRules> {
+        let rules = self.forwarding.lock();
+        Arc::clone(&rules.unwrap_or_else(PoisonError::into_inner))
     }
 
     fn ports(&self) -> RwLockReadGuard<'_, BTreeMap<u16, bool>> {
@@ -488,6 +495,7 @@ impl Hooker {
             hooks: Mutex::new(hooks),
             ports: RwLock::default(),
             plans: Mutex::default(),
+            forwarding: Mutex::default(),
             gateways: Mutex::default(),
             is_gateway: AtomicBool::new(false),
         });
@@ -572,6 +580,11 @@ impl Hooker {
         let paths = Paths::look(rules, |path| self.cgroup(path))?;
         shared.hooks().set_rules(shared, rules, &paths)?;
         *shared.plans() = Arc::new(rules::plans(rules));
+        let forwarding = rules::ForwardRules::new(rules, &shared.forwarding());
+        *shared
+            .forwarding
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(forwarding);
         Ok(())
     }
 
@@ -598,7 +611,12 @@ impl Hooker {
 
     /// The rules in force.
     pub fn rules(&self) -> Vec<Listed> {
-        self.handle.shared.hooks().list_rules()
+        let mut listed = self.handle.shared.hooks().list_rules();
+        let forwarding = self.handle.shared.forwarding();
+        for row in &mut listed {
+            row.connections = row.connections.or(forwarding.matched(&row.rule.name));
+        }
+        listed
     }
 
     /// Verdicts of the rules in force on a connection, up to the one that decides.

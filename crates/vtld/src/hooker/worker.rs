@@ -17,7 +17,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use vtl_proto::frame::{CONTROL_CONNECTION, FlowName};
 
-use crate::network::make_room;
+use crate::{events::Addresses, network::make_room};
 
 use super::{
     ClientFlow, ServerFlow, Shared,
@@ -93,6 +93,8 @@ pub(super) struct Worker {
     listeners: Listeners,
     syns: Syns,
     links: OwnedFd,
+    /// What is told of this host's addresses.
+    addresses: Addresses,
     commands: Receiver<Command>,
     attempts: HashMap<u64, Attempt>,
     last: u64,
@@ -136,6 +138,7 @@ impl Worker {
             listeners,
             syns,
             links,
+            addresses: Addresses::read(),
             commands,
             attempts: HashMap::new(),
             last: ATTEMPTS,
@@ -180,6 +183,7 @@ impl Worker {
                     SYNS => self.held_syns(),
                     LINKS => {
                         steering::drain(self.links.as_fd());
+                        self.addresses.follow();
                         self.shared.hooks().interfaces_changed();
                         self.shared.gateways().interfaces_changed(&self.shared);
                     }

@@ -20,13 +20,14 @@ use std::{
     time::SystemTime,
 };
 
-use vtl_control::PeerKey;
+use vtl_control::{PeerKey, What};
 use vtl_pool::{
     Certificate,
     key::{PublicKey, SecretKey},
 };
 use vtl_proto::frame::Side;
 
+use crate::events::emit;
 use certificates::{Certificates, Uncertified};
 use handshake::TAG_KEYS;
 use peers::{All, Files, Peer, Policy};
@@ -353,6 +354,8 @@ impl Identity {
                     Ok(false) => return self.judge(opener, peer, Some(shown), None),
                     Ok(true) => {
                         tracing::info!(%peer, key = %shown, "identity: new peer, trusted on first use");
+                        let key = shown.to_string().into();
+                        emit(What::PeerLearned { peer, key });
                     }
                     // Harmless: the next contact is a first use again.
                     Err(error) => {

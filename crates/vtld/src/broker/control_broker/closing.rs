@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use vtl_control::What;
 use vtl_core::session::{
     ABORT_COPIES, Action, End, EndReason, Farewell, PeerClose, Reaction, Successor,
 };
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{GRAFT_PORT, Kind},
     intf,
     wire::{Header, Packet},
 };
@@ -20,7 +21,10 @@ use super::{
     },
     ControlBroker,
 };
-use crate::netmon::{self, Evidence};
+use crate::{
+    events::emit,
+    netmon::{self, Evidence},
+};
 
 /// Reason of a session's end, as its rings' control blocks encode it.
 fn code(reason: EndReason) -> u32 {
@@ -267,6 +271,10 @@ impl ControlBroker {
             return;
         };
         tracing::debug!(peer = %session.peer, sid, "session: removed");
+        if session.aware.granted && session.port != GRAFT_PORT {
+            let (peer, port) = (session.peer, session.port);
+            emit(What::SessionDown { sid, peer, port });
+        }
         if let Some(entry) = self.plane.sessions().get(sid) {
             entry.set_state(intf::VTL_FREE);
             if let Some(rtt) = entry.measured_rtt().filter(|_| !session.is_beside) {

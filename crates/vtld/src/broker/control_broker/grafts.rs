@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use serde_json::{Value, json};
-use vtl_control::{Deployed, Graft, Grafts, RefusedFile};
+use vtl_control::{Deployed, Graft, Grafts, RefusedFile, What};
 use vtl_pool::{Pool, object::fingerprint, pool::Origin};
 use vtl_proto::{carrier::GRAFT_PORT, intf};
 
@@ -15,6 +15,16 @@ use super::{
     },
     ControlBroker,
 };
+use crate::events::emit;
+
+/// Tells that a graft is in the kernel.
+fn tell_deployed(graft: String, gid: u16, instructions: usize) {
+    emit(What::GraftDeployed {
+        graft: graft.into(),
+        gid,
+        instructions: instructions as u64,
+    });
+}
 
 impl ControlBroker {
     /// Takes the pool as read from its directory; deployed grafts stay unchanged.
@@ -58,13 +68,16 @@ impl ControlBroker {
         took: Duration,
     ) {
         match installed {
-            Ok(info) => tracing::info!(
-                graft = info.name,
-                gid,
-                instructions = info.instructions,
-                ms = took.as_secs_f64() * 1e3,
-                "graft: deployed"
-            ),
+            Ok(info) => {
+                tracing::info!(
+                    graft = info.name,
+                    gid,
+                    instructions = info.instructions,
+                    ms = took.as_secs_f64() * 1e3,
+                    "graft: deployed"
+                );
+                tell_deployed(info.name, gid, info.instructions);
+            }
             Err(error) => {
                 tracing::warn!(error, gid, "graft: cannot deploy");
                 self.pool.note_failed(gid, error);
@@ -118,6 +131,7 @@ impl ControlBroker {
             ms: new.started.elapsed().as_secs_f64() * 1e3,
         };
         self.pool.replace(pooled);
+        tell_deployed(answer.name.clone(), answer.gid, answer.instructions);
         match new.package {
             Some(package) => self.launcher.keep(package, answer, new.reply),
             None => {
@@ -203,6 +217,9 @@ impl ControlBroker {
             format!("graft \"{name}\" carries {used} sessions of applications: end them first")
         })?;
         self.plane.remove(name).map_err(|e| e.to_string())?;
+        emit(What::GraftRemoved {
+            graft: name.to_owned().into(),
+        });
         self.pool.disable(gid);
         Ok(())
     }

@@ -2,15 +2,17 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use vtl_control::What;
 use vtl_core::{mtud::SessionPath, session::Lifecycle};
 use vtl_proto::{
+    carrier::GRAFT_PORT,
     intf,
     nego::{Established, Initiator},
     services::Services,
 };
 use vtl_ring::Controls;
 
-use crate::{identity::handshake::Tags, netmon::Watch};
+use crate::{events::emit, identity::handshake::Tags, netmon::Watch};
 
 use super::{
     super::{
@@ -246,6 +248,14 @@ impl ControlBroker {
         let aware = &mut session.aware;
         aware.granted = true;
         (aware.kick, aware.wake) = (None, None);
+        if session.port != GRAFT_PORT {
+            emit(What::SessionUp {
+                sid,
+                peer: session.peer,
+                port: session.port,
+                graft: granted.grant.graft.clone().into(),
+            });
+        }
         self.shards.granted(sid);
         Ok(granted)
     }

@@ -1,6 +1,6 @@
 //! An association's status for commands, and flows moved by hand.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 use vtl_control::{CarrierStatus, FlowStatus};
@@ -18,7 +18,7 @@ const OUT_OF_REACH: &str = "its port was out of the peer's `reach` (peers.toml) 
 /// Timeout of opening a carrier for a flow moved by hand.
 const OPENING: Duration = Duration::from_secs(5);
 
-fn role(opener: Side) -> &'static str {
+pub(in super::super) fn role(opener: Side) -> &'static str {
     match opener {
         Side::Local => "client",
         Side::Peer => "server",
@@ -33,16 +33,17 @@ impl Peer {
         found.map(|(id, _)| *id)
     }
 
-    fn name(&self, path: Path) -> String {
+    /// The name of a path.
+    pub(super) fn name(&self, path: Path) -> &'static str {
         let carrier = match path {
             Path::Tcp => None,
             Path::Carrier(id) => self.carrier(id),
         };
         let name = carrier.map(|carrier| carrier.kind().map_or("tls", Kind::name));
-        name.unwrap_or("tcp").to_owned()
+        name.unwrap_or("tcp")
     }
 
-    /// Moves the sending direction of a flow.
+    /// Moves the sending direction of a flow. `stay`: for how long; `None`: until that breaks.
     ///
     /// # Errors
     /// The carrier is unknown or cannot be opened, or the flow may not use it.
@@ -50,6 +51,7 @@ impl Peer {
         &self,
         id: FlowId,
         carrier: &str,
+        stay: Option<Duration>,
     ) -> Result<(), String> {
         let is_refused = self.core.borrow().flow(id).is_some_and(Flow::is_refused);
         let path = match carrier {
@@ -62,7 +64,9 @@ impl Peer {
         }
         if let Some(state) = self.flows.borrow().get(&id) {
             state.why.set("moved by hand");
-            state.stays.set(self.pins(path));
+            state.stays.set(stay.is_some() || self.pins(path));
+            let until = stay.and_then(|stay| Instant::now().checked_add(stay));
+            state.stays_until.set(until);
         }
         self.core.borrow_mut().move_flow(id, path);
         self.turn();
@@ -123,7 +127,7 @@ impl Peer {
         let waits = id.requires_carrier() && flow.send.path() == Path::Tcp;
         let by = |path| match id.requires_carrier() && path == Path::Tcp {
             true => "none".to_owned(),
-            false => self.name(path),
+            false => self.name(path).to_owned(),
         };
         let verdict = state.profile.verdict();
         Some(FlowStatus {

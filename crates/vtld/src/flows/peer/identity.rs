@@ -2,6 +2,7 @@
 
 use std::io;
 
+use vtl_control::What;
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
@@ -15,7 +16,10 @@ use super::{
     },
     Peer,
 };
-use crate::identity::{Refused, Standing};
+use crate::{
+    events::emit,
+    identity::{Refused, Standing},
+};
 
 impl Peer {
     pub(in super::super) fn is_admitted(&self) -> bool {
@@ -68,6 +72,13 @@ impl Peer {
             Some(why) => {
                 if self.refused.borrow().as_ref() != Some(why) {
                     tracing::error!("identity: {why}");
+                    let (peer, text) = (self.key.peer, why.to_string().into());
+                    emit(match why {
+                        Refused::Changed { .. } | Refused::Another { .. } => {
+                            What::PeerChanged { peer, why: text }
+                        }
+                        _ => What::PeerRefused { peer, why: text },
+                    });
                 }
                 self.close_carriers();
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, why.clone()))

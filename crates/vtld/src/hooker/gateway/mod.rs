@@ -28,6 +28,7 @@ use std::{
 
 use libbpf_rs::RingBuffer;
 use serde::{Deserialize, Serialize};
+use vtl_control::What;
 use vtl_proto::frame::FlowName;
 
 use super::{
@@ -37,9 +38,10 @@ use super::{
     error::HookerError,
     held::{self, Forwarded, HeldConnect},
     packet::SynPacket,
-    rules::Prefix,
+    rules::{Forwarding, Prefix},
     worker::Command,
 };
+use crate::events::emit;
 
 pub(super) use connect::{connect_control, open};
 pub(super) use joint::{Joint, join};
@@ -177,6 +179,11 @@ impl Gateways {
             self.entries.pop();
             // Fails for the same reason, or takes back what was done.
             let _ = self.follow(shared);
+        } else if let Some(entry) = self.entries.last() {
+            emit(What::GatewayAdded {
+                interface: entry.gateway.interface.clone().into(),
+                carrier: entry.gateway.carrier.to_string().into(),
+            });
         }
         followed
     }
@@ -187,6 +194,9 @@ impl Gateways {
             return Err(HookerError::NoSuchGateway(interface.to_owned()));
         };
         self.entries.remove(index);
+        emit(What::GatewayRemoved {
+            interface: interface.to_owned().into(),
+        });
         self.follow(shared)
     }
 
@@ -273,7 +283,25 @@ pub(super) fn hold(
         }
     }
     drop(gateways);
+    if let Some(wish) = wish_of_rule(shared, &syn, &via, forwarded) {
+        via.wish = wish;
+    }
     flows.hold_forwarded(shared, syn, via, forwarded)
+}
+
+/// What a rule says a connection is to travel by that leaves by a hop.
+fn wish_of_rule(shared: &Shared, syn: &SynPacket, via: &Via, forwarded: Forwarded) -> Option<Wish> {
+    let leaves = forwarded == Forwarded::Inside || via.is_onward;
+    let rules = shared.forwarding();
+    if !leaves || rules.is_empty() {
+        return None;
+    }
+    let interface = vtl_bpf::netdev::name_of(via.exit)?;
+    rules.decide(&Forwarding {
+        via: &interface,
+        from: Some(syn.source()),
+        to: syn.target(),
+    })
 }
 
 impl Hooker {

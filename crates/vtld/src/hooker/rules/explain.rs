@@ -8,7 +8,7 @@ use std::{
 
 use vtl_control::{Executable, OpenedConnection};
 
-use super::{About, Action, Matches, Profile, Rule, kernel::own_addresses};
+use super::{About, Forwarding, Matches, Profile, Rule, kernel::own_addresses};
 use crate::hooker::abi::wide;
 
 /// The verdict of one rule on a connection.
@@ -19,10 +19,10 @@ pub struct Verdict {
     /// Why it does not match; `None`: it does, and decides.
     pub because: Option<String>,
     /// The action of a rule that matches.
-    pub action: Option<Action>,
+    pub action: Option<String>,
 }
 
-/// Verdicts of the rules, up to the one that decides. `place`: resolves a cgroup.
+/// Verdicts of the rules that are about such connections, up to the one that decides. `place`: resolves a cgroup.
 pub fn explain(
     rules: &[Rule],
     connection: &OpenedConnection,
@@ -31,15 +31,20 @@ pub fn explain(
     let local = is_local(connection.to);
     let mut verdicts = Vec::new();
     for rule in rules {
-        let About::Opened(matches, action) = &rule.about else {
-            continue;
+        let because = match (&rule.about, &connection.via) {
+            (About::Opened(matches, _), None) => mismatch(matches, connection, local, &place),
+            (About::Forwarded(matches, _), Some(via)) => matches.mismatch(&Forwarding {
+                via,
+                from: connection.from,
+                to: connection.to,
+            }),
+            _ => continue,
         };
-        let because = mismatch(matches, connection, local, &place);
         let decides = because.is_none();
         verdicts.push(Verdict {
             rule: rule.name.clone(),
             because,
-            action: decides.then(|| action.clone()),
+            action: decides.then(|| rule.action()),
         });
         if decides {
             break;

@@ -1,5 +1,6 @@
 //! Parser of the file of rules: TOML, accepted as a whole or rejected with the position of the error.
 
+mod via;
 mod when;
 
 use std::{
@@ -32,6 +33,18 @@ type Key<'a> = Spanned<DeString<'a>>;
 /// # Errors
 /// The first error found.
 pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>> {
+    parse_beside(text, &[], uid)
+}
+
+/// The same for rules that are to be in force beside others, with which they must agree.
+///
+/// # Errors
+/// The first error found.
+pub fn parse_beside(
+    text: &str,
+    others: &[Rule],
+    uid: impl Fn(&str) -> Option<u32>,
+) -> Result<Vec<Rule>> {
     let source = Source { text, uid: &uid };
     if text.len() > LONGEST_FILE {
         return source.wrong(
@@ -44,7 +57,7 @@ pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>>
         let message = error.message().trim().replace('\n', ", ");
         source.error(error.span().unwrap_or(0..0), message)
     })?;
-    let mut rules: Vec<Rule> = Vec::new();
+    let mut rules = others.to_vec();
     for (key, value) in table.get_ref() {
         if key.get_ref() != "rule" {
             return source.wrong(
@@ -71,7 +84,7 @@ pub fn parse(text: &str, uid: impl Fn(&str) -> Option<u32>) -> Result<Vec<Rule>>
             rules.push(source.rule(table.span(), keys, &rules)?);
         }
     }
-    Ok(rules)
+    Ok(rules.split_off(others.len()))
 }
 
 struct Source<'a> {
@@ -98,6 +111,7 @@ struct Draft<'a> {
     required: Option<(Must, Range<usize>)>,
     /// The carrier of TCP to clients without VTL, and its position.
     others: Option<(&'a str, Range<usize>)>,
+    via: via::Via<'a>,
     when: when::Draft,
     /// A condition names a carrier that loses something.
     loses_by_when: bool,
@@ -105,8 +119,8 @@ struct Draft<'a> {
 }
 
 /// The keys of a rule: its name, conditions, then actions.
-const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, listen, carrier, services, \
-                    others, loss_tolerant, require_carrier, require_encryption, bypass, when, dwell and \
+const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, via, from, from_port, listen, carrier, \
+                    services, others, loss_tolerant, require_carrier, require_encryption, bypass, when, dwell and \
                     expires";
 
 /// The line of a rule that sets a requirement, for errors.
@@ -152,9 +166,10 @@ impl Source<'_> {
         let when = std::mem::take(&mut draft.when);
         draft.loses_by_when = when.loses();
         let tolerant = draft.tolerant.clone();
-        let (about, at) = match draft.listen.take() {
-            Some((key, ports)) => self.accepted(draft, key, ports)?,
-            None => self.opened(draft, &name, span)?,
+        let (about, at) = match (draft.listen.take(), draft.via.key) {
+            (Some((key, ports)), _) => self.accepted(draft, key, ports)?,
+            (None, Some(key)) => self.forwarded(draft, key, &name)?,
+            (None, None) => self.opened(draft, &name, span)?,
         };
         Ok(Rule {
             name,
@@ -181,6 +196,9 @@ impl Source<'_> {
                 }
                 "port" => matches.port = self.each(value, |v| self.ports(v))?,
                 "to" => matches.to = self.each(value, |v| self.prefix(v))?,
+                "via" => draft.via.matches.via = self.each(value, |v| self.interface(v))?,
+                "from" => draft.via.matches.from = self.each(value, |v| self.prefix(v))?,
+                "from_port" => draft.via.matches.from_port = self.each(value, |v| self.ports(v))?,
                 "profile" => matches.profile = self.each(value, |v| self.parsed(v, "a profile"))?,
                 "local" => {
                     matches.local = self.truth(value)?;
@@ -235,7 +253,11 @@ impl Source<'_> {
                 }
             }
             let matcher = ["cgroup", "user", "exe", "port", "to", "profile", "local"];
-            if matcher.contains(&which) {
+            let of_gateways = ["via", "from", "from_port"];
+            if of_gateways.contains(&which) {
+                draft.via.key.get_or_insert(key);
+            }
+            if matcher.contains(&which) || of_gateways.contains(&which) {
                 draft.matching.get_or_insert(key);
             }
         }

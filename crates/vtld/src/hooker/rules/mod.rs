@@ -5,6 +5,7 @@
 
 mod explain;
 mod file;
+mod forwarded;
 mod kernel;
 mod table;
 mod when;
@@ -23,7 +24,9 @@ use std::{
 };
 
 pub use explain::{Verdict, explain};
-pub use file::{LONGEST_FILE, parse};
+pub use file::{LONGEST_FILE, parse, parse_beside};
+pub(super) use forwarded::ForwardRules;
+pub use forwarded::{Forwarding, Forwards};
 pub use vtl_core::profile::Profile;
 pub(super) use when::plans;
 pub use when::{Plans, When};
@@ -206,6 +209,8 @@ pub enum About {
     Opened(Matches, Action),
     /// Connections that these ports of this host accept.
     Accepted(Vec<u16>, Carrier),
+    /// Connections that this host forwards as a gateway.
+    Forwarded(Forwards, Carrier),
 }
 
 /// One rule.
@@ -241,6 +246,19 @@ impl Rule {
 
     fn says_the_same(&self, other: &Self) -> bool {
         self.name == other.name && self.about == other.about
+    }
+
+    /// What happens with connections that match.
+    pub fn action(&self) -> String {
+        match &self.about {
+            About::Opened(_, action) => action.to_string(),
+            About::Accepted(_, carrier) | About::Forwarded(_, carrier) => carrier.to_string(),
+        }
+    }
+
+    /// Whether it is the same rule as another, its time included.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.says_the_same(other) && self.when == other.when && self.expires == other.expires
     }
 }
 

@@ -132,8 +132,9 @@ impl Source<'_> {
                 );
                 return self.wrong(at, text);
             }
+            About::Forwarded(_, own) => own,
             About::Accepted(..) => {
-                let text = "when is for rules about connections that this host opens: who connects \
+                let text = "when is for rules about connections that this host opens or forwards: who connects \
                             chooses the carrier";
                 return self.wrong(at, text.into());
             }
