@@ -204,3 +204,18 @@ fn tcp_room__waits_for_the_application() {
     half.consume(100);
     assert_eq!(half.tcp_room(), 100);
 }
+
+#[test]
+fn confirm_now__if_bytes_have_come_since() {
+    let mut half = ReceiveHalf::new(INITIAL_CREDIT, INITIAL_CREDIT);
+    let confirm = half.owes_confirm().expect("the first");
+    half.confirm_sent(confirm);
+    assert!(!half.confirm_now() && half.owes_confirm().is_none());
+    half.chunk(0, &bytes(0, 10), false).expect("allowed");
+    assert!(half.owes_confirm().is_none(), "few bytes wait");
+    assert!(half.confirm_now());
+    let confirm = half.owes_confirm().expect("due now");
+    assert_eq!(confirm.0, 10);
+    half.confirm_sent(confirm);
+    assert!(!half.confirm_now());
+}

@@ -502,6 +502,12 @@ impl ReceiveHalf {
         self.told = Some((received, limit, ended));
     }
 
+    /// Makes a CONFIRM due if bytes were received since the latest one. Returns whether they were.
+    pub fn confirm_now(&mut self) -> bool {
+        let is_news = |(received, ..): &mut (u64, u64, bool)| *received < self.received;
+        self.told.take_if(is_news).is_some()
+    }
+
     /// Notes that the latest CONFIRM may be lost.
     pub fn confirm_lost(&mut self) {
         self.told = None;

@@ -181,6 +181,7 @@ impl Peer {
             self.follow_anew(&following);
             following
         });
+        self.confirm_one();
         let metrics = monitor.recent(self.key.peer, STALE);
         self.sample(&following, metrics.as_ref());
     }
