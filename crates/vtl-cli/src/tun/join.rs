@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn joiner__flows_between_each_other() {
         let one = flow(&[1000; 4]);
-        let other: Vec<_> = one.iter().map(|packet| {
+        let other = one.iter().map(|packet| {
             let mut packet = packet.clone();
             packet[21] ^= 1;
             Headers::parse(&packet).unwrap().set_checksum(&mut packet);
