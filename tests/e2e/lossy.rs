@@ -417,7 +417,7 @@ fn lossy__a_path_that_takes_nothing_is_left_for_tcp() {
 fn lossy__a_condition_moves_to_partial_reliability_and_back() {
     const NEAR: f64 = 10.0;
     const FAR: f64 = 200.0;
-    const LARGE: usize = 3 << 20;
+    const LARGE: usize = 8 << 20;
     let Some(mut world) = World::bare("lossy-when", &Link::new(NEAR, 50.0)) else {
         return;
     };
