@@ -418,9 +418,12 @@ fn graft__carries_what_its_hook_carries() {
         all.sort();
         all == ["cubic", "cubic", "newreno", "stream"]
     });
+    // The other two may have been over before their grafts were loaded.
     let carried = world.sum(Host::Client, "bytes_received");
-    // The beginnings of the other two go by TCP.
-    assert!(carried >= 4 * SIZE as u64, "{carried}");
+    assert!(carried >= 3 * SIZE as u64, "{carried}");
+    finish(world.start_over("graft:newreno", server, "f"));
+    let more = world.sum(Host::Client, "bytes_received") - carried;
+    assert!(more >= SIZE as u64 / 2, "{more}");
     // What is no stream of bytes carries none.
     for (name, about) in [
         ("graft:udp", "it lacks"),
