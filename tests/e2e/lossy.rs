@@ -435,7 +435,7 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         format!(
             "[[rule]]\nname = \"far\"\nport = [{TALK}, {OTHER}]\ncarrier = \"graft:go-back-n?window=64\"\n\
              loss_tolerant = true\ndwell = \"500ms\"\nwhen = {{ if = \"rtt >= 100ms for 200ms\", \
-             carrier = \"graft:partial-reliability?max-loss=10&window=512\" }}\n"
+             carrier = \"graft:partial-reliability?max-loss=50&window=512\" }}\n"
         ),
     );
     world.start(Host::Server, &["--rules", &server, "--log", "debug"]);
@@ -503,9 +503,9 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
     // What was on its way by then may have got lost; nothing after that.
     assert!(lost[0] >= so_far[0] && lost[1] >= so_far[1]);
     assert_eq!((missed, talk.skipped()), (lost, lost));
-    // At most 1 of 100 packets, of up to 1,440 bytes of which records of 1,000 fill some less.
+    // At most 5 of 100 packets, of up to 1,440 bytes of which records of 1,000 fill some less.
     assert!(
-        missed.iter().all(|bytes| *bytes * 50 <= LARGE as u64),
+        missed.iter().all(|bytes| *bytes * 10 <= LARGE as u64),
         "{missed:?}"
     );
     assert!(other.wait().success());
