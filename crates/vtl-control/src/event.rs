@@ -31,6 +31,64 @@ pub struct Event {
     pub what: What,
 }
 
+/// An association, in an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssociationEvent {
+    /// The association.
+    pub association: u32,
+    /// This host's address.
+    pub local: IpAddr,
+    /// The other host's.
+    pub peer: IpAddr,
+    /// `client` or `server`.
+    pub role: Text,
+}
+
+/// A further path of flows that are spread over several stacks, in an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathEvent {
+    /// The association.
+    pub association: u32,
+    /// The other host, as flows address it.
+    pub peer: IpAddr,
+    /// This host's address on the path.
+    pub local: IpAddr,
+    /// The other host's.
+    pub to: IpAddr,
+}
+
+/// A rule in force, in an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleEvent {
+    /// Its name.
+    pub rule: Text,
+    /// Its action.
+    pub action: Text,
+    /// When it stops to match, in UTC (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Text>,
+    /// Installed by a request; else of the file.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub installed: bool,
+}
+
+/// A change for a rule's condition on the path, in an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConditionEvent {
+    /// The rule.
+    pub rule: Text,
+    /// The other host.
+    pub peer: IpAddr,
+    /// The association.
+    pub association: u32,
+    /// The carrier before.
+    pub from: Text,
+    /// The carrier now.
+    pub to: Text,
+    /// The condition, and the figures that meet it or do not any more.
+    pub why: Text,
+}
+
 /// What happened; `event` names the variant. Carriers have the names that [`CarrierStatus`](crate::CarrierStatus)
 /// has, or `tcp`, a flow's own connection; `tls`, the daemons' connection; `none`. Associations have the numbers that
 /// [`FlowStatus`](crate::FlowStatus) has, roles likewise.
@@ -87,27 +145,9 @@ pub enum What {
         why: Option<Text>,
     },
     /// The control connection of an association is up.
-    AssociationUp {
-        /// The association.
-        association: u32,
-        /// This host's address.
-        local: IpAddr,
-        /// The other host's.
-        peer: IpAddr,
-        /// `client` or `server`.
-        role: Text,
-    },
+    AssociationUp(AssociationEvent),
     /// It is not any more.
-    AssociationLost {
-        /// The association.
-        association: u32,
-        /// This host's address.
-        local: IpAddr,
-        /// The other host's.
-        peer: IpAddr,
-        /// `client` or `server`.
-        role: Text,
-    },
+    AssociationLost(AssociationEvent),
     /// A carrier for flows is up.
     CarrierUp {
         /// Its association.
@@ -170,27 +210,9 @@ pub enum What {
         port: u16,
     },
     /// Flows that are spread over several stacks have a further path.
-    PathUp {
-        /// The association.
-        association: u32,
-        /// The other host, as flows address it.
-        peer: IpAddr,
-        /// This host's address on the path.
-        local: IpAddr,
-        /// The other host's.
-        to: IpAddr,
-    },
+    PathUp(PathEvent),
     /// They do not have it any more.
-    PathDown {
-        /// The association.
-        association: u32,
-        /// The other host, as flows address it.
-        peer: IpAddr,
-        /// This host's address on the path.
-        local: IpAddr,
-        /// The other host's.
-        to: IpAddr,
-    },
+    PathDown(PathEvent),
     /// This host has an address on an interface that is up.
     AddressAdded {
         /// The address.
@@ -265,31 +287,9 @@ pub enum What {
         interface: Text,
     },
     /// A rule is in force.
-    RuleAdded {
-        /// Its name.
-        rule: Text,
-        /// Its action.
-        action: Text,
-        /// When it stops to match, in UTC (RFC 3339).
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expires: Option<Text>,
-        /// Installed by a request; else of the file.
-        #[serde(default, skip_serializing_if = "is_false")]
-        installed: bool,
-    },
+    RuleAdded(RuleEvent),
     /// A rule in force says something else than before.
-    RuleChanged {
-        /// Its name.
-        rule: Text,
-        /// Its action.
-        action: Text,
-        /// When it stops to match, in UTC (RFC 3339).
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        expires: Option<Text>,
-        /// Installed by a request; else of the file.
-        #[serde(default, skip_serializing_if = "is_false")]
-        installed: bool,
-    },
+    RuleChanged(RuleEvent),
     /// A rule was taken out.
     RuleRemoved {
         /// Its name.
@@ -301,35 +301,9 @@ pub enum What {
         rule: Text,
     },
     /// A condition of a rule on the path is met, and flows have changed their carrier for it.
-    ConditionMet {
-        /// The rule.
-        rule: Text,
-        /// The other host.
-        peer: IpAddr,
-        /// The association.
-        association: u32,
-        /// The carrier before.
-        from: Text,
-        /// The carrier now.
-        to: Text,
-        /// The condition, and the figures that meet it.
-        why: Text,
-    },
+    ConditionMet(ConditionEvent),
     /// It is not met any more, and flows have returned.
-    ConditionLeft {
-        /// The rule.
-        rule: Text,
-        /// The other host.
-        peer: IpAddr,
-        /// The association.
-        association: u32,
-        /// The carrier before.
-        from: Text,
-        /// The carrier now.
-        to: Text,
-        /// The condition, and the figures.
-        why: Text,
-    },
+    ConditionLeft(ConditionEvent),
     /// The model has chosen another carrier for the flows of the carrier `auto` to a host.
     SelectionChanged {
         /// The other host.
@@ -422,15 +396,15 @@ impl What {
             Self::FlowOpened { .. } => "flow_opened",
             Self::FlowMoved { .. } => "flow_moved",
             Self::FlowEnded { .. } => "flow_ended",
-            Self::AssociationUp { .. } => "association_up",
-            Self::AssociationLost { .. } => "association_lost",
+            Self::AssociationUp(_) => "association_up",
+            Self::AssociationLost(_) => "association_lost",
             Self::CarrierUp { .. } => "carrier_up",
             Self::CarrierDown { .. } => "carrier_down",
             Self::CarrierFailed { .. } => "carrier_failed",
             Self::SessionUp { .. } => "session_up",
             Self::SessionDown { .. } => "session_down",
-            Self::PathUp { .. } => "path_up",
-            Self::PathDown { .. } => "path_down",
+            Self::PathUp(_) => "path_up",
+            Self::PathDown(_) => "path_down",
             Self::AddressAdded { .. } => "address_added",
             Self::AddressRemoved { .. } => "address_removed",
             Self::PeerLearned { .. } => "peer_learned",
@@ -442,12 +416,12 @@ impl What {
             Self::GraftRemoved { .. } => "graft_removed",
             Self::GatewayAdded { .. } => "gateway_added",
             Self::GatewayRemoved { .. } => "gateway_removed",
-            Self::RuleAdded { .. } => "rule_added",
-            Self::RuleChanged { .. } => "rule_changed",
+            Self::RuleAdded(_) => "rule_added",
+            Self::RuleChanged(_) => "rule_changed",
             Self::RuleRemoved { .. } => "rule_removed",
             Self::RuleExpired { .. } => "rule_expired",
-            Self::ConditionMet { .. } => "condition_met",
-            Self::ConditionLeft { .. } => "condition_left",
+            Self::ConditionMet(_) => "condition_met",
+            Self::ConditionLeft(_) => "condition_left",
             Self::SelectionChanged { .. } => "selection_changed",
             Self::SelectionSwitched { .. } => "selection_switched",
             Self::Missed { .. } => "missed",

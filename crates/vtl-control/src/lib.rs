@@ -36,7 +36,9 @@ pub use answer::{
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };
-pub use event::{Event, Events, KINDS, Text, What};
+pub use event::{
+    AssociationEvent, ConditionEvent, Event, Events, KINDS, PathEvent, RuleEvent, Text, What,
+};
 pub use request::{
     BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PROTOCOL,
     PeerKey, Request, SessionKey, SessionRequest,

@@ -186,7 +186,9 @@ impl Bus {
             let pause = left.map_or(GONE_CHECK, |left| left.min(GONE_CHECK));
             if self.wait(found.last, pause) {
                 thread::sleep(GATHERING);
-            } else if gone() {
+            }
+            // Also while others than those that are wanted come all the time.
+            if gone() {
                 return Err("the reader of events has gone".into());
             }
         }

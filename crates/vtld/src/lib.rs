@@ -14,6 +14,7 @@
 //! - [`panics`]: orderly end of the daemon after a panic in one of its threads;
 //! - `network`, `option`, `urgent`: networks of peers, socket options, urgent data of TCP.
 
+mod addresses;
 pub mod broker;
 mod caller;
 pub mod control;

@@ -15,7 +15,7 @@ use std::{
 
 use vtl_control::{
     Conditions, Explanation, MAX_MESSAGE, OpenedConnection, PassedRule, PathCondition, Rule as Row,
-    Rules, What,
+    RuleEvent, Rules, What,
 };
 use vtl_core::reconfigure::Condition;
 
@@ -88,7 +88,7 @@ impl State {
                 }
                 (false, true) => {
                     tracing::info!(rule = %rule.name, "rules: the clock was set back: it matches again");
-                    emit(added(rule, false));
+                    emit(What::RuleAdded(event(rule, false)));
                 }
                 _ => {}
             }
@@ -384,9 +384,9 @@ fn date(at: SystemTime) -> String {
     humantime::format_rfc3339(at).to_string()
 }
 
-/// The event that a rule is in force.
-fn added(rule: &Rule, installed: bool) -> What {
-    What::RuleAdded {
+/// What events say of a rule in force.
+fn event(rule: &Rule, installed: bool) -> RuleEvent {
+    RuleEvent {
         rule: rule.name.clone().into(),
         action: rule.action().into(),
         expires: rule.expires.map(|at| date(at).into()),
@@ -403,16 +403,11 @@ fn tell_changes(former: &[Rule], now: &[Rule], installed: &[&str]) {
         }
     }
     for rule in now {
-        let is_installed = installed.contains(&&*rule.name);
+        let event = event(rule, installed.contains(&&*rule.name));
         match former.iter().find(|other| other.name == rule.name) {
-            None => emit(added(rule, is_installed)),
+            None => emit(What::RuleAdded(event)),
             Some(former) if former.is_same(rule) => {}
-            Some(_) => emit(What::RuleChanged {
-                rule: rule.name.clone().into(),
-                action: rule.action().into(),
-                expires: rule.expires.map(|at| date(at).into()),
-                installed: is_installed,
-            }),
+            Some(_) => emit(What::RuleChanged(event)),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! This host's addresses, as they come and go.
+//! Events of this host's addresses, as they come and go.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::collections::BTreeSet;
 
-use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use vtl_control::What;
 
 use super::emit;
+use crate::addresses::{self, Own};
 
-/// The addresses of interfaces that are up, but the loopback.
-pub(crate) struct Addresses(BTreeSet<(IpAddr, String)>);
+/// Those that others may reach.
+pub(crate) struct Addresses(BTreeSet<Own>);
 
 impl Addresses {
     /// As they are now.
@@ -19,29 +19,19 @@ impl Addresses {
     /// Tells of those that have come and gone since. Call it when rtnetlink says that something changed.
     pub(crate) fn follow(&mut self) {
         let Ok(now) = read() else { return };
-        for (address, interface) in self.0.difference(&now).cloned() {
-            let interface = interface.into();
+        for own in self.0.difference(&now) {
+            let (address, interface) = (own.address, own.interface.clone().into());
             emit(What::AddressRemoved { address, interface });
         }
-        for (address, interface) in now.difference(&self.0).cloned() {
-            let interface = interface.into();
+        for own in now.difference(&self.0) {
+            let (address, interface) = (own.address, own.interface.clone().into());
             emit(What::AddressAdded { address, interface });
         }
         self.0 = now;
     }
 }
 
-fn read() -> nix::Result<BTreeSet<(IpAddr, String)>> {
-    let up = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
-    let interfaces = getifaddrs()?.filter(|interface| {
-        let is_up = interface.flags.contains(up);
-        is_up && !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK)
-    });
-    let row = |interface: nix::ifaddrs::InterfaceAddress| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-        let ip = v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))?;
-        Some((ip, interface.interface_name))
-    };
-    Ok(interfaces.filter_map(row).collect())
+fn read() -> nix::Result<BTreeSet<Own>> {
+    let all = addresses::own()?.into_iter();
+    Ok(all.filter(|own| own.is_up).collect())
 }

@@ -143,6 +143,27 @@ fn read__waits_and_wakes() {
 }
 
 #[test]
+fn read__who_goes_is_noticed_while_others_events_come() {
+    let bus = Arc::new(Bus::new(UNIX_EPOCH));
+    let reader = Arc::clone(&bus);
+    let kinds = vec!["selection".to_owned()];
+    let reading = spawn(move || {
+        let wait = Wanted {
+            kinds,
+            wait: None,
+            ..wanted(None)
+        };
+        reader.read(&wait, || true)
+    });
+    vtl_testing::until("the reader's end", || {
+        emit(&bus, removed(1));
+        reading.is_finished()
+    });
+    assert!(reading.join().expect("no panic").is_err());
+    assert_eq!(bus.waiting.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn read__too_many_and_those_who_go() {
     let bus = Arc::new(Bus::new(UNIX_EPOCH));
     let gone = Arc::new(AtomicBool::new(false));

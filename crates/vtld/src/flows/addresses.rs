@@ -7,13 +7,12 @@ use std::{
     rc::Rc,
 };
 
-use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 use tokio::{io::unix::AsyncFd, sync::Notify, task::spawn_local};
 use vtl_bpf::netdev;
 
 use super::socket::watch;
 use crate::{
-    Scope,
+    Scope, addresses,
     hooker::{drain, watch_interfaces},
 };
 
@@ -132,30 +131,18 @@ fn is_shared(address: IpAddr) -> bool {
 }
 
 fn read(scope: &Scope) -> Vec<Own> {
-    let mut all = Vec::new();
-    let Ok(interfaces) = getifaddrs() else {
-        return all;
+    let is_local = |address: &IpAddr| match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
-    let wanted = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
-    for interface in interfaces {
-        let is_ours = interface.flags.contains(wanted)
-            && !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK)
-            && scope.has(&interface.interface_name);
-        let address = interface.address.filter(|_| is_ours).and_then(|address| {
-            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
-        });
-        let is_local = |address: &IpAddr| match address {
-            IpAddr::V4(v4) => v4.is_link_local(),
-            IpAddr::V6(v6) => v6.is_unicast_link_local(),
-        };
-        if let Some(address) = address.filter(|address| !is_local(address))
-            && let Ok(index) = netdev::index_of(&interface.interface_name)
-        {
-            all.push(Own { address, index });
-        }
-    }
-    all
+    let all = addresses::own().unwrap_or_default().into_iter();
+    let ours = all.filter(|own| own.is_up && scope.has(&own.interface) && !is_local(&own.address));
+    let row = |own: addresses::Own| {
+        let index = netdev::index_of(&own.interface).ok()?;
+        let address = own.address;
+        Some(Own { address, index })
+    };
+    ours.filter_map(row).collect()
 }
 
 #[cfg(test)]

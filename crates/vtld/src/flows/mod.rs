@@ -49,7 +49,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, task::spawn_local, time::timeout};
-use vtl_control::{CarrierStatus, FlowList, FlowStatus, What};
+use vtl_control::{AssociationEvent, CarrierStatus, FlowList, FlowStatus, What};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
@@ -106,21 +106,15 @@ pub(crate) struct Key {
 impl Key {
     /// The event that the association's control connection is up, or up no more.
     fn event(&self, is_up: bool) -> What {
-        let (association, local, peer) = (self.tag, self.local, self.peer);
-        let role = peer::role(self.opener).into();
+        let event = AssociationEvent {
+            association: self.tag,
+            local: self.local,
+            peer: self.peer,
+            role: peer::role(self.opener).into(),
+        };
         match is_up {
-            true => What::AssociationUp {
-                association,
-                local,
-                peer,
-                role,
-            },
-            false => What::AssociationLost {
-                association,
-                local,
-                peer,
-                role,
-            },
+            true => What::AssociationUp(event),
+            false => What::AssociationLost(event),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokio::{task::spawn_local, time::timeout};
-use vtl_control::{Text, What};
+use vtl_control::{ConditionEvent, Text, What};
 use vtl_core::{
     netmon::Metrics,
     reconfigure::{Choice, Engine, Switch},
@@ -238,25 +238,17 @@ impl Peer {
             match &following.by {
                 By::Rule(rule, _) => {
                     tracing::info!(%rule, %peer, %from, %to, reason, "rule: flows change their carrier");
-                    let rule = rule.to_string().into();
-                    let why = reason.to_owned().into();
+                    let event = ConditionEvent {
+                        rule: rule.to_string().into(),
+                        peer,
+                        association,
+                        from,
+                        to,
+                        why: reason.to_owned().into(),
+                    };
                     emit(match switch.to {
-                        Some(_) => What::ConditionMet {
-                            rule,
-                            peer,
-                            association,
-                            from,
-                            to,
-                            why,
-                        },
-                        None => What::ConditionLeft {
-                            rule,
-                            peer,
-                            association,
-                            from,
-                            to,
-                            why,
-                        },
+                        Some(_) => What::ConditionMet(event),
+                        None => What::ConditionLeft(event),
                     });
                 }
                 By::Model(_) => {

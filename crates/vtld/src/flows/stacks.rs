@@ -15,14 +15,14 @@ use tokio::{
     task::{AbortHandle, JoinSet},
     time::sleep,
 };
-use vtl_control::What;
+use vtl_control::{PathEvent, What};
 use vtl_proto::{
     carrier::Kind,
     frame::{Addresses as Told, Frame, MAX_ADDRESSES},
 };
 
 use super::{
-    Flows, Key,
+    Flows,
     addresses::{Addresses, Own, elsewhere},
     carrier::{Granted, ToOpen},
     control::Control,
@@ -181,30 +181,24 @@ impl Flows {
 }
 
 /// A path that is up: tells that it is, and on drop, also where its task is aborted, that it is not any more.
-struct ToldPath(Key, Path);
+struct ToldPath(PathEvent);
 
 impl ToldPath {
-    fn new(peer: &Peer, path: Path) -> Self {
-        let (local, to) = path;
-        emit(What::PathUp {
+    fn new(peer: &Peer, (local, to): Path) -> Self {
+        let event = PathEvent {
             association: peer.key.tag,
             peer: peer.key.peer,
             local,
             to,
-        });
-        Self(peer.key, path)
+        };
+        emit(What::PathUp(event.clone()));
+        Self(event)
     }
 }
 
 impl Drop for ToldPath {
     fn drop(&mut self) {
-        let Self(key, (local, to)) = *self;
-        emit(What::PathDown {
-            association: key.tag,
-            peer: key.peer,
-            local,
-            to,
-        });
+        emit(What::PathDown(self.0.clone()));
     }
 }
 

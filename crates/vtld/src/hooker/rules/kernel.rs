@@ -11,13 +11,13 @@ use std::{
 };
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ProgramInput};
-use nix::ifaddrs::getifaddrs;
 
 use super::super::{
     abi::{self, VTL_LEVELS, bytes_of, vtl_hook_config, vtl_identity, vtl_step, wide},
     bpf::{self, Attached, Programs},
     error::HookerError,
 };
+use crate::addresses;
 
 /// Programs that match the connects of all processes.
 const MATCH: [&str; 2] = ["vtl_rule4", "vtl_rule6"];
@@ -223,16 +223,11 @@ impl Kernel {
 
 /// The host's own addresses.
 pub(super) fn own_addresses() -> Result<Vec<Ipv6Addr>, HookerError> {
-    let all = getifaddrs().map_err(|errno| HookerError::Socket {
+    let all = addresses::own().map_err(|errno| HookerError::Socket {
         what: "list the host's addresses",
         source: errno.into(),
     })?;
-    let address = |interface: nix::ifaddrs::InterfaceAddress| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|a| a.ip().into());
-        v4.or_else(|| address.as_sockaddr_in6().map(|a| a.ip().into()))
-    };
-    Ok(all.filter_map(address).map(wide).collect())
+    Ok(all.into_iter().map(|own| wide(own.address)).collect())
 }
 
 fn load(config: &vtl_hook_config, hooker: &Programs) -> Result<Object, HookerError> {
