@@ -7,21 +7,19 @@
 use std::{
     fs::File,
     io,
-    mem::offset_of,
-    ops::Range,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
-use nix::sys::socket::{self, MsgFlags, NetlinkAddr};
+use nix::sys::socket::{self, MsgFlags};
 
 use vtl_proto::intf;
 
 use crate::{
     Error, Result,
     link::{self, Hook},
-    netlink::attribute,
+    netlink::{self, attribute},
 };
 
 /// The attachment; dropping it detaches.
@@ -105,14 +103,6 @@ const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
-/// Fields of `nlmsghdr`, and of the `nlmsgerr` that follows it in answers.
-const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
-const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
-const FLAGS: Range<usize> =
-    offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
-const ERRNO: Range<usize> =
-    size_of::<libc::nlmsghdr>()..size_of::<libc::nlmsghdr>() + size_of::<i32>();
-
 impl FrameNamespace {
     /// Uses the namespace in which the socket was opened, exclusively. Removes what a killed
     /// process has left there: programs, and their maps with them.
@@ -127,7 +117,7 @@ impl FrameNamespace {
     /// Adds a device: a veth, which every distribution's kernel has.
     fn add(&self, device: &str) -> io::Result<()> {
         let kind = attribute(libc::IFLA_INFO_KIND, b"veth");
-        let new = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+        let new = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         let info = attribute(libc::IFLA_LINKINFO | NESTED, &kind);
         self.request(libc::RTM_NEWLINK, new, device, &info)
     }
@@ -146,43 +136,25 @@ impl FrameNamespace {
     }
 
     /// Sends a request about a device, and reads the kernel's answer.
-    fn request(&self, kind: u16, flags: u16, device: &str, attributes: &[u8]) -> io::Result<()> {
-        /// Length of `nlmsghdr` and `ifinfomsg`.
-        const HEADS: usize = size_of::<libc::nlmsghdr>() + 16;
-        let flags = flags | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-        let mut message = vec![0; HEADS];
-        message[KIND].copy_from_slice(&kind.to_ne_bytes());
-        message[FLAGS].copy_from_slice(&flags.to_ne_bytes());
-        message.extend(attribute(
+    fn request(
+        &self,
+        kind: u16,
+        flags: libc::c_int,
+        device: &str,
+        attributes: &[u8],
+    ) -> io::Result<()> {
+        /// Length of `ifinfomsg`.
+        const HEAD: usize = 16;
+        let mut body = vec![0; HEAD];
+        body.extend(attribute(
             libc::IFLA_IFNAME,
             &[device.as_bytes(), b"\0"].concat(),
         ));
-        message.extend(attributes);
-        let length = message.len() as u32;
-        message[LENGTH].copy_from_slice(&length.to_ne_bytes());
+        body.extend(attributes);
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut answer = [0; 1024];
-        let mut receive = || socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT);
         // Discard answers to a process that was killed before it read them.
-        while receive().is_ok() {}
-        let kernel = NetlinkAddr::new(0, 0);
-        socket::sendto(socket.as_raw_fd(), &message, &kernel, MsgFlags::empty())?;
-        // The kernel answers synchronously.
-        let length = receive()?;
-        errno(&answer[..length])
-    }
-}
-
-/// Result in an answer, an `nlmsgerr` for success, too.
-fn errno(answer: &[u8]) -> io::Result<()> {
-    let malformed = || io::Error::from(io::ErrorKind::InvalidData);
-    let kind = answer.get(KIND).ok_or_else(malformed)?;
-    let errno = answer.get(ERRNO).and_then(|rest| rest.first_chunk());
-    let errno = i32::from_ne_bytes(*errno.ok_or_else(malformed)?);
-    match errno {
-        _ if kind != (libc::NLMSG_ERROR as u16).to_ne_bytes() => Err(malformed()),
-        0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno.saturating_neg())),
+        while socket::recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT).is_ok() {}
+        netlink::request(&socket, kind, flags, &body)
     }
 }
 
@@ -191,7 +163,7 @@ fn errno(answer: &[u8]) -> io::Result<()> {
 mod tests {
     use std::os::fd::AsFd;
 
-    use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType};
+    use nix::sys::socket::SockProtocol;
 
     use super::*;
     use crate::{netdev, plane::DataPlane};
@@ -224,10 +196,8 @@ mod tests {
         }
         let plane = DataPlane::load_for(0, 2, true).unwrap();
         elsewhere(|| {
-            let flags = SockFlag::SOCK_CLOEXEC;
-            let route = SockProtocol::NetlinkRoute;
-            let socket = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, route);
-            let namespace = Arc::new(FrameNamespace::new(socket.unwrap()));
+            let socket = netlink::open(SockProtocol::NetlinkRoute).unwrap();
+            let namespace = Arc::new(FrameNamespace::new(socket));
             let attach = |shard: usize| {
                 let program = plane.shards()[shard].program().unwrap();
                 // On a thread of another namespace, as of a daemon.
@@ -253,22 +223,5 @@ mod tests {
             let refused = namespace.remove("vtl1").unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::ENODEV));
         });
-    }
-
-    #[test]
-    fn errno__of_answers_and_of_what_is_none() {
-        let answer = |kind: i32, errno: i32| {
-            let mut bytes = vec![0; 36];
-            bytes[KIND].copy_from_slice(&(kind as u16).to_ne_bytes());
-            bytes[ERRNO].copy_from_slice(&errno.to_ne_bytes());
-            bytes
-        };
-        assert!(errno(&answer(libc::NLMSG_ERROR, 0)).is_ok());
-        let refused = errno(&answer(libc::NLMSG_ERROR, -libc::EPERM)).unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
-        for bad in [&answer(libc::NLMSG_DONE, 0)[..], &[0; 18], &[]] {
-            let refused = errno(bad).unwrap_err();
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-        }
     }
 }

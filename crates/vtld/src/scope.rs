@@ -1,19 +1,12 @@
 //! The network interfaces that VTL uses (`vtld --interface`), and which of them a route uses.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    mem::offset_of,
-    net::IpAddr,
-    ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
-};
+use std::{collections::BTreeSet, io, net::IpAddr};
 
-use nix::{
-    net::if_::if_nameindex,
-    sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType},
+use nix::{net::if_::if_nameindex, sys::socket::SockProtocol};
+use vtl_bpf::{
+    netdev,
+    netlink::{self, attribute},
 };
-use vtl_bpf::{netdev, netlink::attribute};
 
 /// The loopback's index in every network namespace.
 pub(crate) const LOOPBACK: u32 = 1;
@@ -68,32 +61,19 @@ impl Scope {
     }
 }
 
-// linux/rtnetlink.h and linux/netlink.h.
-const HEADER: usize = size_of::<libc::nlmsghdr>();
-const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
-const KIND: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_type)..FLAGS.start;
-const FLAGS: Range<usize> =
-    offset_of!(libc::nlmsghdr, nlmsg_flags)..offset_of!(libc::nlmsghdr, nlmsg_seq);
+// linux/rtnetlink.h: length of an `rtmsg`, `rtm_type` in it, and an attribute.
 const ROUTE: usize = 12;
-/// `rtm_type` in it.
 const TYPE: usize = 7;
 const RTA_MARK: u16 = 16;
 
 /// Looks up the interface of the route between these addresses.
 pub(crate) fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let route = SockProtocol::NetlinkRoute;
-    let socket: OwnedFd =
-        socket::socket(AddressFamily::Netlink, SockType::Raw, flags, Some(route))?;
-    let kernel = NetlinkAddr::new(0, 0);
+    let socket = netlink::open(SockProtocol::NetlinkRoute)?;
     let question = question(to.to_canonical(), from.to_canonical(), mark);
-    socket::sendto(socket.as_raw_fd(), &question, &kernel, MsgFlags::empty())?;
-    let mut answer = [0; 4096];
-    let length = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    oif(&answer[..length])
+    oif(&netlink::get(&socket, libc::RTM_GETROUTE, &question)?)
 }
 
-/// RTM_GETROUTE.
+/// Body of RTM_GETROUTE.
 fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
     let bytes = |ip| match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -106,9 +86,8 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
     };
     let (to, from) = (bytes(to), bytes(from));
     let bits = |address: &[u8]| (address.len() * 8) as u8;
-    let mut message = vec![0; HEADER];
-    message.extend([family as u8, bits(&to), bits(&from)]);
-    message.resize(HEADER + ROUTE, 0);
+    let mut message = vec![family as u8, bits(&to), bits(&from)];
+    message.resize(ROUTE, 0);
     let attributes = [
         (libc::RTA_DST, &to[..]),
         (libc::RTA_SRC, &from),
@@ -117,27 +96,19 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
     for (kind, value) in attributes {
         message.extend(attribute(kind, value));
     }
-    let length = message.len() as u32;
-    message[LENGTH].copy_from_slice(&length.to_ne_bytes());
-    message[KIND].copy_from_slice(&libc::RTM_GETROUTE.to_ne_bytes());
-    message[FLAGS].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message
 }
 
-/// RTA_OIF of the kernel's answer; an error for addresses of several hosts.
+/// RTA_OIF of the body of the kernel's answer; an error for addresses of several hosts.
 fn oif(answer: &[u8]) -> io::Result<u32> {
     let u16_at = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     let u32_at = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
-    if u16_at(KIND.start) == Some(libc::NLMSG_ERROR as u16) {
-        let errno = u32_at(HEADER).unwrap_or_default().cast_signed();
-        return Err(io::Error::from_raw_os_error(-errno));
-    }
     if let Some(libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST) =
-        answer.get(HEADER + TYPE).copied()
+        answer.get(TYPE).copied()
     {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     }
-    let mut at = HEADER + ROUTE;
+    let mut at = ROUTE;
     while let (Some(length), Some(kind)) = (u16_at(at), u16_at(at + 2)) {
         if kind == libc::RTA_OIF
             && let Some(index) = u32_at(at + 4)

@@ -15,10 +15,10 @@ use std::{
 };
 
 use nix::sys::socket::SockProtocol;
-use vtl_bpf::netlink::attribute;
+use vtl_bpf::netlink::{self, attribute};
 use vtl_proto::intf::VTL_GATEWAY_MARK;
 
-use super::{super::sock, netlink};
+use super::super::sock;
 use crate::option;
 
 // linux/sock_diag.h and linux/inet_diag.h, which libc lacks.

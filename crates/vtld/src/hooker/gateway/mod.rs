@@ -4,7 +4,7 @@
 //!   is opened in the client's name (`connect.rs`); only when that has an answer does the client get one.
 //! - From there on a gateway is the Hooker: the client's connection takes the place of an application's, or at the far
 //!   end of the hop the server's does. Between two hops it is a flow of each (`joint.rs`).
-//! - Packets of both connections are routed to this host by a mark (`routes.rs`, over `netlink.rs`). What the kernel keeps
+//! - Packets of both connections are routed to this host by a mark (`routes.rs`). What the kernel keeps
 //!   of ended connections goes with the routes (`lingering.rs`).
 //!
 //! [`HeldConnect`]: super::HeldConnect
@@ -13,7 +13,6 @@ mod connect;
 mod joint;
 mod kernel;
 mod lingering;
-mod netlink;
 mod routes;
 
 use std::{

@@ -5,12 +5,10 @@
 use std::{io, os::fd::OwnedFd};
 
 use nix::sys::socket::SockProtocol;
-use vtl_bpf::netlink::attribute;
+use vtl_bpf::netlink::{self, attribute};
 use vtl_proto::intf::{
     VTL_GATEWAY_INJECT, VTL_GATEWAY_MARK, VTL_GATEWAY_PRIORITY, VTL_GATEWAY_TABLE,
 };
-
-use super::netlink;
 
 // linux/fib_rules.h and linux/rtnetlink.h, as far as libc lacks them.
 const FRA_IIFNAME: u16 = 3;
