@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vtl::{Agreement, Error, Listener, Mode, Socket};
+use vtl::{Agreement, Error, Mode, Socket};
 use vtl_core::netmon::Metrics;
 use vtl_core::reconfigure::{Condition, Engine, Plan};
 use vtl_proto::carrier::GraftSpec;
@@ -65,11 +65,6 @@ pub(super) fn fetch(
             progress.note_switch();
         }
     }
-}
-
-/// The next one that a peer opens.
-pub(super) fn accept(listener: &mut Listener) -> io::Result<Socket> {
-    Ok(listener.accept()?)
 }
 
 /// The server's part: sends what is asked for, over the graft that the rule says.

@@ -62,7 +62,7 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
             let mut listener = Listener::bind(order.address.port(), daemon)?;
             let served = Arc::new(rule.clone());
             thread::spawn(move || {
-                while let Ok(socket) = aware::accept(&mut listener) {
+                while let Ok(socket) = listener.accept() {
                     let rule = Arc::clone(&served);
                     apart(move || aware::serve(socket, &rule));
                 }
