@@ -5,7 +5,7 @@
 //! name.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map},
     fmt, io, mem,
     net::{SocketAddr, TcpStream},
     os::fd::OwnedFd,
@@ -80,10 +80,89 @@ impl Entry {
         !matches!(self.state, State::Over { .. })
     }
 
-    /// Marks the entry as done. Returns the former state.
-    fn end(&mut self, swallows: Duration) -> State {
+    /// The name of a connect that waits, and comes from beyond a gateway's hop.
+    fn waits_outside(&self) -> Option<FlowName> {
+        match self.forwarded {
+            Some(Forwarded::Outside(name)) if self.is_pending() => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// Held connects by their ends, and how many wait that come from beyond a gateway's hop.
+#[derive(Default)]
+struct Table {
+    entries: HashMap<Ends, Entry>,
+    last_id: u64,
+    /// Of each network; none is 0.
+    of_network: HashMap<Network, usize>,
+    controls: usize,
+}
+
+impl Table {
+    /// Enters a new connect. Returns its id, and what stood in its place.
+    fn insert(&mut self, ends: Ends, mut entry: Entry) -> (u64, Option<Entry>) {
+        self.last_id += 1;
+        entry.id = self.last_id;
+        let former = self.remove(&ends);
+        if let Some(name) = entry.waits_outside() {
+            let network = Network::of(ends[0].ip());
+            *self.of_network.entry(network).or_default() += 1;
+            self.controls += usize::from(name.number == CONTROL_CONNECTION);
+        }
+        self.entries.insert(ends, entry);
+        (self.last_id, former)
+    }
+
+    fn remove(&mut self, ends: &Ends) -> Option<Entry> {
+        let entry = self.entries.remove(ends)?;
+        self.left(ends, entry.waits_outside());
+        Some(entry)
+    }
+
+    /// Marks a connect as done. Returns its former state.
+    fn end(&mut self, ends: &Ends, swallows: Duration) -> Option<State> {
+        let entry = self.entries.get_mut(ends)?;
+        let waited = entry.waits_outside();
         let until = Instant::now() + swallows;
-        mem::replace(&mut self.state, State::Over { until })
+        let former = mem::replace(&mut entry.state, State::Over { until });
+        self.left(ends, waited);
+        Some(former)
+    }
+
+    /// Counts a connect no more that waited.
+    fn left(&mut self, ends: &Ends, waited: Option<FlowName>) {
+        let Some(name) = waited else {
+            return;
+        };
+        self.controls -= usize::from(name.number == CONTROL_CONNECTION);
+        if let hash_map::Entry::Occupied(mut count) =
+            self.of_network.entry(Network::of(ends[0].ip()))
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
+    /// Whether another connect between these ends may wait at a gateway. `is_known`: of a host with an association; all
+    /// the same its address may be anybody's.
+    fn admits(&self, ends: &Ends, forwarded: Forwarded, is_known: bool) -> bool {
+        let Forwarded::Outside(name) = forwarded else {
+            return true;
+        };
+        let waits = |entry: &Entry| entry.waits_outside().is_some();
+        if self.entries.get(ends).is_some_and(waits) {
+            return true;
+        }
+        let most = match is_known {
+            true => MOST_OF_KNOWN_NETWORK,
+            false => MOST_OF_NETWORK,
+        };
+        let of_network = self.of_network.get(&Network::of(ends[0].ip()));
+        of_network.is_none_or(|count| *count < most)
+            && (name.number != CONTROL_CONNECTION || self.controls < MOST_CONTROLS)
     }
 }
 
@@ -132,7 +211,7 @@ pub(super) struct Flows {
     answer: Option<Raw>,
     /// What the gateway's programs hold.
     programs: Option<gateway::Table>,
-    table: Mutex<(HashMap<Ends, Entry>, u64)>,
+    table: Mutex<Table>,
     /// Handing over: another daemon will answer the open connects.
     is_leaving: AtomicBool,
 }
@@ -153,7 +232,7 @@ impl Flows {
             inject,
             answer,
             programs,
-            table: Mutex::new((HashMap::new(), 0)),
+            table: Mutex::default(),
             is_leaving: AtomicBool::new(false),
         }
     }
@@ -166,10 +245,10 @@ impl Flows {
     /// Whether an accepted connect has not reached the listener yet.
     pub(super) fn has_injected(&self) -> bool {
         let injected = |entry: &Entry| matches!(entry.state, State::Injected { .. });
-        self.table().0.values().any(injected)
+        self.table().entries.values().any(injected)
     }
 
-    fn table(&self) -> MutexGuard<'_, (HashMap<Ends, Entry>, u64)> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         // Poisoning is harmless: no critical section leaves a partial update.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -236,7 +315,7 @@ impl Flows {
     ) -> Option<HeldConnect> {
         let ends @ [src, dest] = [syn.source(), syn.target()];
         let is_known = shared.broker.serves(src.ip()) || shared.broker.knows(src.ip());
-        if !admits(&self.table().0, ends, forwarded, is_known) {
+        if !self.table().admits(&ends, forwarded, is_known) {
             self.release(ends);
             return None;
         }
@@ -265,9 +344,9 @@ impl Flows {
     /// Enters a SYN; its id if it is a new one.
     fn enter(&self, syn: SynPacket, cookie: u64, forwarded: Option<Forwarded>) -> Option<u64> {
         let ends = [syn.source(), syn.target()];
-        let mut guard = self.table();
-        let (table, last) = &mut *guard;
-        if let Some(entry) = table.get(&ends)
+        let mut table = self.table();
+        let former = table.entries.get(&ends);
+        if let Some(entry) = former
             && entry.cookie == cookie
             && entry.syn.sequence() == syn.sequence()
         {
@@ -280,20 +359,18 @@ impl Flows {
             return None;
         }
         // Only one connect at a time between the same ends: anybody can send more SYNs, with other sequence numbers.
-        if forwarded.is_some() && table.get(&ends).is_some_and(Entry::is_pending) {
+        if forwarded.is_some() && former.is_some_and(Entry::is_pending) {
             return None;
         }
-        *last += 1;
-        let id = *last;
         let entry = Entry {
-            id,
+            id: 0,
             cookie,
             syn,
             forwarded,
             state: State::Open,
         };
-        let former = table.insert(ends, entry);
-        drop(guard);
+        let (id, former) = table.insert(ends, entry);
+        drop(table);
         if let Some(Entry {
             state: State::Injected { accepted, .. },
             ..
@@ -307,10 +384,10 @@ impl Flows {
     /// Completes an accepted connect: the listener got the connection with these ends.
     pub(super) fn accepted(&self, ends: Ends, stream: TcpStream) {
         let former = {
-            let mut guard = self.table();
-            let injected = |entry: &&mut Entry| matches!(entry.state, State::Injected { .. });
-            let entry = guard.0.get_mut(&ends).filter(injected);
-            entry.map(|entry| entry.end(STRAGGLING))
+            let mut table = self.table();
+            let injected = |entry: &Entry| matches!(entry.state, State::Injected { .. });
+            let is_injected = table.entries.get(&ends).is_some_and(injected);
+            is_injected.then(|| table.end(&ends, STRAGGLING)).flatten()
         };
         self.release(ends);
         // Without an entry the stream is dropped, which resets it.
@@ -322,7 +399,7 @@ impl Flows {
     /// Removes entries that have timed out. Call about once a second.
     pub(super) fn expire(&self, now: Instant) {
         let expired: Vec<(Ends, Entry)> = {
-            let mut guard = self.table();
+            let mut table = self.table();
             let old = |entry: &Entry| match &entry.state {
                 State::Open => false,
                 State::Injected {
@@ -330,11 +407,14 @@ impl Flows {
                 }
                 | State::Over { until } => *until <= now,
             };
-            guard.0.extract_if(|_, entry| old(entry)).collect()
+            let all = table.entries.iter().filter(|(_, entry)| old(entry));
+            let ends: Vec<Ends> = all.map(|(ends, _)| *ends).collect();
+            let remove = |ends| Some((ends, table.remove(&ends)?));
+            ends.into_iter().filter_map(remove).collect()
         };
         if let Some(programs) = &self.programs {
             for ends in programs.stale(STALE) {
-                if !self.table().0.contains_key(&ends) {
+                if !self.table().entries.contains_key(&ends) {
                     programs.release(ends);
                 }
             }
@@ -346,36 +426,6 @@ impl Flows {
             }
         }
     }
-}
-
-/// Whether another connect between these ends may wait at a gateway. `is_known`: of a host with an association; all the
-/// same its address may be anybody's.
-fn admits(
-    table: &HashMap<Ends, Entry>,
-    [src, dest]: Ends,
-    forwarded: Forwarded,
-    is_known: bool,
-) -> bool {
-    let Forwarded::Outside(name) = forwarded else {
-        return true;
-    };
-    let network = Network::of(src.ip());
-    let (mut of_network, mut controls) = (0, 0);
-    for (ends, entry) in table {
-        let Some(Forwarded::Outside(other)) = entry.forwarded.filter(|_| entry.is_pending()) else {
-            continue;
-        };
-        if *ends == [src, dest] {
-            return true;
-        }
-        of_network += usize::from(Network::of(ends[0].ip()) == network);
-        controls += usize::from(other.number == CONTROL_CONNECTION);
-    }
-    let most = match is_known {
-        true => MOST_OF_KNOWN_NETWORK,
-        false => MOST_OF_NETWORK,
-    };
-    of_network < most && (name.number != CONTROL_CONNECTION || controls < MOST_CONTROLS)
 }
 
 /// What is special of a connect that is forwarded by this host, which is a gateway.
@@ -547,7 +597,7 @@ impl HeldConnect {
         self.0.answered = true;
         let flows = &self.0.flows;
         let mut guard = flows.table();
-        match guard.0.get_mut(&self.0.ends) {
+        match guard.entries.get_mut(&self.0.ends) {
             Some(entry) if entry.id == self.0.id => {
                 let deadline = Instant::now() + ACCEPT_TIMEOUT;
                 entry.state = State::Injected { accepted, deadline };
@@ -572,8 +622,8 @@ impl HeldConnect {
             flows, ends, id, ..
         } = &*self.0;
         let mut guard = flows.table();
-        if guard.0.get(ends).is_some_and(|entry| entry.id == *id) {
-            guard.0.remove(ends);
+        if guard.entries.get(ends).is_some_and(|entry| entry.id == *id) {
+            guard.remove(ends);
             drop(guard);
             flows.release(*ends);
         }
@@ -585,18 +635,18 @@ impl HeldConnect {
             flows, ends, id, ..
         } = &*self.0;
         let mut guard = flows.table();
-        let Some(entry) = guard.0.get_mut(ends).filter(|entry| entry.id == *id) else {
+        let Some(entry) = guard.entries.get(ends).filter(|entry| entry.id == *id) else {
             return;
         };
         if let Some(packet) = entry.syn.refusal(error) {
             flows.answer(&packet, ends[0]);
             // TCP ignores ICMP while a system call owns the socket: its SYN retransmission is to be held anew.
-            guard.0.remove(ends);
+            guard.remove(ends);
         } else if self.0.forwarded.is_some() {
             // Whoever still waits sends its SYN again.
-            guard.0.remove(ends);
+            guard.remove(ends);
         } else {
-            entry.end(SILENCE);
+            guard.end(ends, SILENCE);
         }
         drop(guard);
         flows.release(*ends);
@@ -614,5 +664,85 @@ impl Drop for HeldConnect {
             true => self.put_off(),
             false => self.answer(ConnectError::Refused),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connect from this host of 192.0.2.0/24, by its last number, and its port.
+    fn entry(host: u8, port: u16, forwarded: Forwarded) -> (Ends, Entry) {
+        let mut packet = [0; 44];
+        packet[0] = 0x45;
+        packet[8..10].copy_from_slice(&[64, 6]);
+        packet[12..16].copy_from_slice(&[192, 0, 2, host]);
+        packet[16..20].copy_from_slice(&[198, 51, 100, 1]);
+        packet[20..22].copy_from_slice(&port.to_be_bytes());
+        packet[23] = 80;
+        packet[32..34].copy_from_slice(&[0x60, 2]);
+        packet[40..44].copy_from_slice(&[2, 4, 5, 0xb4]);
+        let syn = SynPacket::parse(&packet).expect("a SYN");
+        let ends = [syn.source(), syn.target()];
+        let entry = Entry {
+            id: 0,
+            cookie: 0,
+            syn,
+            forwarded: Some(forwarded),
+            state: State::Open,
+        };
+        (ends, entry)
+    }
+
+    fn outside(number: u32) -> Forwarded {
+        Forwarded::Outside(FlowName { tag: 7, number })
+    }
+
+    #[test]
+    fn table__bounds_what_waits_of_a_network() {
+        let mut table = Table::default();
+        let admits = |table: &Table, host, port, forwarded, is_known| {
+            table.admits(&entry(host, port, forwarded).0, forwarded, is_known)
+        };
+        let of_network = MOST_OF_NETWORK as u16;
+        for port in 1..=of_network {
+            assert!(admits(&table, 1, port, outside(9), false), "port {port}");
+            let (ends, entry) = entry(1, port, outside(9));
+            table.insert(ends, entry);
+        }
+        assert!(!admits(&table, 1, 9999, outside(9), false));
+        assert!(admits(&table, 1, 1, outside(9), false), "its next SYN");
+        assert!(admits(&table, 1, 9999, outside(9), true));
+        assert!(admits(&table, 1, 9999, Forwarded::Inside, false));
+        assert!(admits(&table, 2, 9999, outside(9), false));
+        // One in the place of another counts once, and what is done or gone no more.
+        let (ends, again) = entry(1, 1, outside(9));
+        assert!(table.insert(ends, again).1.is_some());
+        assert!(table.end(&ends, SILENCE).is_some());
+        assert!(admits(&table, 1, 9999, outside(9), false));
+        assert!(table.end(&ends, SILENCE).is_some());
+        assert!(table.remove(&ends).is_some());
+        let (ends, _) = entry(1, 2, outside(9));
+        assert!(table.remove(&ends).is_some() && table.remove(&ends).is_none());
+        assert_eq!(table.of_network.len(), 1);
+        for port in 3..=of_network {
+            table.remove(&entry(1, port, outside(9)).0);
+        }
+        assert!(table.of_network.is_empty() && table.entries.is_empty());
+    }
+
+    #[test]
+    fn table__bounds_control_connections() {
+        let mut table = Table::default();
+        let control = outside(CONTROL_CONNECTION);
+        for host in 1..=MOST_CONTROLS as u8 {
+            let (ends, entry) = entry(host, 1, control);
+            assert!(table.admits(&ends, control, false));
+            table.insert(ends, entry);
+        }
+        assert!(!table.admits(&entry(200, 1, control).0, control, true));
+        assert!(table.admits(&entry(200, 1, outside(9)).0, outside(9), false));
+        table.end(&entry(1, 1, control).0, STRAGGLING);
+        assert!(table.admits(&entry(200, 1, control).0, control, false));
     }
 }
