@@ -574,10 +574,20 @@ impl Flows {
     /// A page of flows, sorted by id, from id `from` on.
     pub(crate) fn list(&self, from: u64) -> FlowList {
         let peers = self.peers.borrow();
-        let mut flows: Vec<FlowStatus> = peers.values().flat_map(|peer| peer.flows(from)).collect();
-        flows.sort_unstable_by_key(|flow| flow.id);
-        let more = flows.get(PAGE).map(|flow| flow.id);
-        flows.truncate(PAGE);
+        let mut meant: Vec<(u64, FlowId, &Rc<Peer>)> = Vec::new();
+        for peer in peers.values() {
+            let numbers = peer.numbers(from).into_iter();
+            meant.extend(numbers.map(|(number, id)| (number, id, peer)));
+        }
+        let mut more = None;
+        // Rows cost more than numbers: only those of the page are made.
+        if meant.len() > PAGE {
+            more = Some(meant.select_nth_unstable_by_key(PAGE, |(n, ..)| *n).1.0);
+            meant.truncate(PAGE);
+        }
+        meant.sort_unstable_by_key(|(n, ..)| *n);
+        let row = |(_, id, peer): (u64, FlowId, &Rc<Peer>)| peer.listed(id);
+        let flows = meant.into_iter().filter_map(row).collect();
         FlowList { flows, more }
     }
 

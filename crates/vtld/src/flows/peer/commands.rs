@@ -107,13 +107,16 @@ impl Peer {
         Some(FlowStatus { stacks, ..row })
     }
 
-    /// Status of all flows, from id `from` on.
-    pub(in super::super) fn flows(&self, from: u64) -> Vec<FlowStatus> {
+    /// Flows by their numbers, from `from` on, in no order.
+    pub(in super::super) fn numbers(&self, from: u64) -> Vec<(u64, FlowId)> {
         let flows = self.flows.borrow();
-        let meant = flows.iter().filter(|(_, state)| state.number >= from);
-        meant
-            .filter_map(|(id, state)| self.row(*id, state))
-            .collect()
+        let all = flows.iter().map(|(id, state)| (state.number, *id));
+        all.filter(|(number, _)| *number >= from).collect()
+    }
+
+    /// Status of a flow without its stacks, as lists have it.
+    pub(in super::super) fn listed(&self, id: FlowId) -> Option<FlowStatus> {
+        self.row(id, self.flows.borrow().get(&id)?)
     }
 
     fn row(&self, id: FlowId, state: &State) -> Option<FlowStatus> {
