@@ -132,6 +132,13 @@ VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, s
             break;
         __u32 word = (first + i) % VTL_WINDOW_WORDS;
         __u64 bits = VTL_LOAD(tx->lost[word]);
+        /* Until the peer has skipped them, they are missing from each of its bitmaps. */
+        __u64 again = bits & p->gone[(first + i) % VTL_PARTIAL_WORDS];
+        if (again) {
+            __u64 old = __sync_fetch_and_and(&tx->lost[word], ~again);
+            vtl_loss_undo(a->s, vtl_popcount(old & again));
+            bits &= ~again;
+        }
         int n;
         vtl_for(n, 0, 64) {
             if (!bits)

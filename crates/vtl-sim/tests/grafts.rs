@@ -275,6 +275,36 @@ fn partial_reliability__never_exceeds_its_budget() {
     );
 }
 
+/// What is given up counts once, although acknowledgements show it as missing until the peer has skipped it: where
+/// hundreds of packets are under way, many of them.
+#[test]
+fn partial_reliability__uses_its_budget_with_a_large_window() {
+    let given_up = |max_loss| {
+        let mut link = Link::new(50.0, 20.0);
+        link.loss_down_pct = Some(2.0);
+        link.loss_up_pct = Some(0.0);
+        link.queue_packets = Some(2000); // nothing adapts to a short one
+        let mut scenario = Scenario::bulk(link, 600_000 * MS);
+        scenario.promise = Promise::Gaps;
+        scenario.packets = [4000, 0];
+        scenario.session = SessionConfig::of("partial-reliability")
+            .with("window", 512)
+            .with("max-loss", max_loss);
+        let o = Sim::new(scenario).run().unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(o.packets[1], 4000);
+        o.losses.gaps.len()
+    };
+    let all = given_up(1000);
+    assert!((60..100).contains(&all), "{all} of 4,000");
+    // Of 100 packets with two losses on average hardly any has more than ten, and few more than five.
+    assert_eq!(given_up(100), all);
+    let some = given_up(50);
+    assert!(some * 10 >= all * 9, "{some} of {all}");
+    // One in a hundred; between two are fifty more on average, to the next loss.
+    let few = given_up(10);
+    assert!((20..=40).contains(&few), "{few}");
+}
+
 /// Parity recovers one loss in a group: fewer packets are given up.
 #[test]
 fn fec__recovers_single_losses() {
