@@ -194,7 +194,7 @@ mod tests {
             vtl_testing::skip("loading eBPF programs takes root");
             return;
         }
-        let plane = DataPlane::load_for(0, 2, true).unwrap();
+        let plane = DataPlane::load_for(0, 2, true, false).unwrap();
         elsewhere(|| {
             let socket = netlink::open(SockProtocol::NetlinkRoute).unwrap();
             let namespace = Arc::new(FrameNamespace::new(socket));

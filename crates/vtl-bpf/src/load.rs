@@ -3,7 +3,7 @@
 //! thread.
 
 use std::{
-    ffi::{CString, OsString},
+    ffi::{CString, OsStr, OsString},
     io,
     os::{
         fd::{AsFd, FromRawFd, OwnedFd},
@@ -23,7 +23,7 @@ use crate::{
     Error, Result, admit,
     link::{self, Hook},
     netdev::Interface,
-    plane::{GraftInfo, Ingress, SLOT_PROGRAMS},
+    plane::{GraftInfo, Ingress, SLOT_PROGRAMS, XDP_INGRESS},
 };
 
 /// Threads that load one graft. Nearly all the time is the verifier's, which runs on several
@@ -65,8 +65,8 @@ struct Loaded {
 /// A verified graft that is not installed yet.
 pub struct LoadedGraft {
     pub(crate) info: GraftInfo,
-    /// In the order of [`SLOT_PROGRAMS`].
-    pub(crate) programs: Vec<OwnedFd>,
+    /// In the order of [`SLOT_PROGRAMS`]; `None`: not needed here.
+    pub(crate) programs: Vec<Option<OwnedFd>>,
 }
 
 /// The root programs on an interface; dropping it detaches them.
@@ -86,6 +86,9 @@ pub struct Loader {
     pub(crate) maps: Vec<(OsString, OwnedFd)>,
     /// In the order of [`ROOT_PROGRAMS`].
     pub(crate) programs: [OwnedFd; 3],
+    /// Whether interfaces may be attached to by XDP: only then do grafts need their programs for that, a quarter of
+    /// what the verifier takes.
+    pub(crate) has_xdp: bool,
 }
 
 /// The root programs for interfaces: ingress at either hook, and egress.
@@ -113,24 +116,37 @@ impl Loader {
         };
         let mut programs = Vec::with_capacity(SLOT_PROGRAMS.len());
         for (program, ..) in SLOT_PROGRAMS {
+            if !self.needs(program.as_ref()) {
+                programs.push(None);
+                continue;
+            }
             let at = loaded.iter().position(|p| p.name == program);
             let at =
                 at.ok_or_else(|| Error::BadGraft(format!("{what} has no program {program}")))?;
-            programs.push(loaded.swap_remove(at).fd);
+            programs.push(Some(loaded.swap_remove(at).fd));
         }
         Ok(LoadedGraft { info, programs })
+    }
+
+    /// Whether a program of a graft is needed here.
+    fn needs(&self, program: &OsStr) -> bool {
+        self.has_xdp || !XDP_INGRESS.iter().any(|name| program == *name)
     }
 
     /// Attaches the root programs to an interface of the calling thread's namespace.
     ///
     /// # Errors
     /// See [`link::attach`].
+    ///
+    /// # Panics
+    /// By XDP, if the data plane was loaded without.
     pub fn attach(&self, interface: &Interface, ingress: Ingress) -> Result<Attachment> {
         let [tc, xdp, out] = &self.programs;
         let (program, hook) = match ingress {
             Ingress::Tcx => (tc, Hook::TcxIngress),
             Ingress::Xdp => (xdp, Hook::XdpNative),
         };
+        assert!(self.has_xdp || ingress == Ingress::Tcx);
         Ok(Attachment {
             interface: interface.clone(),
             links: vec![
@@ -162,7 +178,7 @@ impl Loader {
         Ok(open)
     }
 
-    /// Has the kernel verify and load all programs of an object.
+    /// Has the kernel verify and load the programs of an object that are needed.
     fn verify(&self, image: &[u8], what: &str, steps: &mut Steps) -> Result<Vec<Loaded>> {
         let started = Instant::now();
         let open = self.open(image)?;
@@ -176,6 +192,7 @@ impl Loader {
         let licence = CString::new(object::licence(image)).expect("it ends at the first zero byte");
         let mut programs: Vec<Prepared<'_>> = open
             .progs()
+            .filter(|program| self.needs(program.name()))
             .map(|program| {
                 let name = program.name().to_owned();
                 // SAFETY: a program of `open`, which outlives what is borrowed and is not changed.

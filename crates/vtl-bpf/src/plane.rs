@@ -60,6 +60,9 @@ pub struct DataPlane {
     direct: Option<OwnedFd>,
 }
 
+/// The programs of a graft that serve interfaces attached to by XDP.
+pub(crate) const XDP_INGRESS: [&str; 2] = ["vtl_ingress_xdp", "vtl_listener_xdp"];
+
 /// The programs of a graft, and their slots in the `PROG_ARRAY`s.
 pub(crate) const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
     // program, PROG_ARRAY, slots per gid, slot
@@ -94,24 +97,24 @@ pub(crate) const SLOT_PROGRAMS: [(&str, &str, u32, u32); 7] = [
 
 impl DataPlane {
     /// Loads the root programs and creates the maps, for fewer than `VTL_MAX_SESSIONS` sessions and
-    /// one shard. Attaches nothing.
+    /// one shard, and for interfaces attached to by either hook. Attaches nothing.
     ///
     /// # Errors
     /// [`Error::Load`] if the kernel refuses, [`Error::System`] if the table cannot be mapped.
     pub fn load() -> Result<Self> {
-        Self::load_for(0, 1, true)
+        Self::load_for(0, 1, true, true)
     }
 
     /// As [`DataPlane::load`], for at least `sessions` sessions and 1 to `VTL_MAX_SHARDS` shards.
     /// Each entry takes the memory of a `vtl_session`, used or not. `udp`: the caller has bound
-    /// VTL's UDP port, so packets to it are VTL's.
+    /// VTL's UDP port, so packets to it are VTL's. `xdp`: whether interfaces may be attached to by XDP.
     ///
     /// # Errors
     /// As [`DataPlane::load`].
     ///
     /// # Panics
     /// If there are no shards, or too many.
-    pub fn load_for(sessions: u32, shards: u32, udp: bool) -> Result<Self> {
+    pub fn load_for(sessions: u32, shards: u32, udp: bool, xdp: bool) -> Result<Self> {
         assert!((1..=intf::VTL_MAX_SHARDS).contains(&shards));
         // Spare entries, so that indexes of ended sessions are not reused at once.
         let places = (sessions + sessions / 32 + 32).max(intf::VTL_MAX_SESSIONS);
@@ -135,7 +138,7 @@ impl DataPlane {
         let sessions = Arc::new(table);
         let pump = map_of(&root, "vtl_pump");
         let tunnel = Arc::new(PumpEntry::map(pump.as_fd(), shards)?);
-        let loader = Arc::new(loader(&root)?);
+        let loader = Arc::new(loader(&root, xdp)?);
         let events = rings::of_events(&map_of(&root, "vtl_events"), shards)?;
         let shard = |(number, events)| {
             let entry = PumpEntry::map(pump.as_fd(), number)?;
@@ -244,6 +247,9 @@ impl DataPlane {
             });
         }
         for ((_, array, stride, slot), program) in SLOT_PROGRAMS.iter().zip(&graft.programs) {
+            let Some(program) = program else {
+                continue;
+            };
             let key = u32::from(info.gid) * stride + slot;
             let program = program.as_raw_fd().to_ne_bytes();
             map_of(&self.root, array)
@@ -375,7 +381,7 @@ fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 }
 
 /// Duplicates the descriptors for loading and attaching.
-fn loader(root: &Object) -> Result<Loader> {
+fn loader(root: &Object, has_xdp: bool) -> Result<Loader> {
     let one = |map: Map<'_>| Ok((map.name().to_owned(), copy(map.as_fd())?));
     // Constants are per object, not shared.
     let shared = |map: &Map<'_>| !map.name().to_string_lossy().ends_with(".rodata");
@@ -385,6 +391,7 @@ fn loader(root: &Object) -> Result<Loader> {
     Ok(Loader {
         maps: root.maps().filter(shared).map(one).collect::<Result<_>>()?,
         programs: [tc?, xdp?, out?],
+        has_xdp,
     })
 }
 

@@ -103,7 +103,7 @@ mod tests {
             return;
         }
         const SHARDS: usize = 3;
-        let plane = DataPlane::load_for(0, SHARDS as u32, true).unwrap();
+        let plane = DataPlane::load_for(0, SHARDS as u32, true, true).unwrap();
         let frame = crate::pump::frame(1500);
         for running in 0..SHARDS {
             // Nobody has that session, so its turn ends at once.

@@ -30,6 +30,28 @@ fn load__root_and_every_graft() {
 }
 
 #[test]
+fn load__without_xdp_leaves_its_programs_out() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let mut plane = DataPlane::load_for(0, 1, true, false).unwrap();
+    let stream = objects::graft("stream").unwrap();
+    let (_, steps) = plane.deploy_timed(stream).unwrap();
+    let loaded: Vec<&str> = steps.programs.iter().map(|(name, _)| &**name).collect();
+    let by_tc = [
+        "vtl_egress_tc",
+        "vtl_egress_direct",
+        "vtl_ingress_tc",
+        "vtl_listener_tc",
+    ];
+    assert_eq!(loaded[0], "vtl_egress_xdp");
+    assert_eq!(loaded[1..], by_tc);
+    // Again, in the place of the first.
+    assert_eq!(plane.deploy(stream).unwrap().name, "stream");
+    plane.remove("stream").unwrap();
+}
+
+#[test]
 fn cost__of_every_graft() {
     if !vtl_testing::is_root() {
         return;

@@ -51,7 +51,8 @@ pub(super) fn run(
         report.missing.push(format!("compile time: {why}"));
     }
     vtl_bpf::silence();
-    let mut plane = DataPlane::load()?;
+    // As vtld without `--ingress xdp`.
+    let mut plane = DataPlane::load_for(0, 1, true, false)?;
     let mut loads = Vec::new();
     for (name, image) in grafts {
         interrupt.check()?;

@@ -12,7 +12,7 @@ use nix::sys::{
 use vtl_bpf::{
     fence::{Fence, Port},
     netdev,
-    plane::DataPlane,
+    plane::{DataPlane, Ingress},
     pump::Choice,
     rings::RingMaker,
 };
@@ -54,7 +54,8 @@ impl ControlBroker {
         let mut sockets = Sockets::by_udp();
         let sessions = config.max_sessions as u32;
         let by_udp = sockets.has(false, Encapsulation::Udp);
-        let mut plane = DataPlane::load_for(sessions, config.shards, by_udp)?;
+        let has_xdp = config.ingress == Ingress::Xdp;
+        let mut plane = DataPlane::load_for(sessions, config.shards, by_udp, has_xdp)?;
         let places = plane.sessions().places();
         let events = Events {
             commands,
