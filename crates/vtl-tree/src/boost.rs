@@ -88,7 +88,13 @@ fn reweigh(weights: &mut [f64], wrong: &[bool], errors: f64, right: f64) {
     }
 }
 
-fn induce(grower: &Grower<'_>, data: &DataSet, weights: &[f64], options: &Options) -> Tree {
+/// A tree of the cases whose weight is above 0, grown and pruned.
+pub(crate) fn induce(
+    grower: &Grower<'_>,
+    data: &DataSet,
+    weights: &[f64],
+    options: &Options,
+) -> Tree {
     let shares = (0..).zip(weights).map(|(case, weight)| Share {
         case,
         weight: *weight,

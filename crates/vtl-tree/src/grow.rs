@@ -2,7 +2,7 @@
 //! 1996).
 
 use crate::{
-    DataSet, Domain, EPSILON, Error, MAX_DEPTH, MAX_NODES, MAX_TREES, Model, Result, Value,
+    DataSet, Domain, EPSILON, Error, MAX_DEPTH, MAX_NODES, MAX_TREES, Model, Result, Tree, Value,
     first_max,
 };
 
@@ -57,7 +57,7 @@ impl Default for Options {
 }
 
 impl Options {
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::Options(what));
         let Options {
             min_cases,
@@ -95,14 +95,21 @@ impl Options {
 /// Options out of range; trees with more than [`MAX_NODES`] nodes together.
 pub fn train(data: &DataSet, options: &Options) -> Result<Model> {
     options.check()?;
-    let trees = crate::boost::boost(data, options);
+    model(data, crate::boost::boost(data, options), false)
+}
+
+/// A model of trees. `is_averaged`: of [`crate::bag`].
+///
+/// # Errors
+/// More than [`MAX_NODES`] nodes together.
+pub(crate) fn model(data: &DataSet, trees: Vec<Tree>, is_averaged: bool) -> Result<Model> {
     let nodes: usize = trees.iter().map(|tree| tree.nodes().len()).sum();
     if nodes > MAX_NODES {
         let what =
             format!("the trees have {nodes} nodes, and {MAX_NODES} is the most: raise min_cases");
         return Err(Error::Options(what));
     }
-    Ok(Model::new(data, trees))
+    Ok(Model::new(data, trees, is_averaged))
 }
 
 /// A case of a data set by its place, and its weight: less than the whole where it went several ways.

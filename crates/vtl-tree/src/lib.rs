@@ -2,7 +2,8 @@
 //!
 //! - [`DataSet`]: cases with continuous and discrete attributes, missing values, weights and classes; read from
 //!   Quinlan's `.names` and `.data` ([`DataSet::from_names`]) or from CSV ([`DataSet::from_csv`]);
-//! - [`train`]: gain ratio, thresholds with their cost, error-based and global pruning, boosting ([`Options`]);
+//! - [`train`]: gain ratio, thresholds with their cost, error-based and global pruning, boosting ([`Options`]); [`bag`]:
+//!   several trees on cases drawn by chance;
 //! - [`Model`]: evaluates a case in a fraction of a microsecond, explains itself ([`Model::path`]), says what lies outside its
 //!   training ([`Model::outside`]), draws itself (`Display`), and is kept as JSON ([`Model::to_json`],
 //!   [`Model::from_json`], which refuses what is malformed);
@@ -36,6 +37,7 @@
 
 #![deny(unsafe_code)]
 
+mod bag;
 mod boost;
 mod csv_file;
 mod data;
@@ -50,6 +52,7 @@ mod prune;
 mod rows;
 mod text;
 
+pub use bag::bag;
 pub use csv_file::CsvColumns;
 pub use data::{Attribute, Case, DataSet, Domain, Value};
 pub use grow::{Limit, Options, train};
@@ -68,7 +71,7 @@ pub const MAX_NAME: usize = 100;
 pub const MAX_DEPTH: usize = 128;
 /// The most nodes of a model's trees together.
 pub const MAX_NODES: usize = 1 << 16;
-/// The most trees of a boosted model.
+/// The most trees of a model.
 pub const MAX_TREES: usize = 100;
 
 /// Why data, options or a model are refused: one sentence each, which says what is wrong, where, and how to mend it.

@@ -129,6 +129,31 @@ impl Tree {
         }
     }
 
+    /// Rounds counts to thousandths, which says enough of an average, and takes half of the space in files.
+    pub(crate) fn round(&mut self) {
+        for place in (0..self.nodes.len()).rev() {
+            let children = self.nodes[place]
+                .test
+                .as_ref()
+                .map(|test| test.children.clone());
+            let counts = match children {
+                None => self.nodes[place]
+                    .counts
+                    .iter()
+                    .map(|n| (n * 1e3).round() / 1e3)
+                    .collect(),
+                Some(children) => (0..self.nodes[place].counts.len())
+                    .map(|class| {
+                        let of = |child: &u32| self.nodes[*child as usize].counts[class];
+                        (children.iter().map(of).sum::<f64>() * 1e3).round() / 1e3
+                    })
+                    .collect(),
+            };
+            self.nodes[place].counts = counts;
+        }
+        self.fill();
+    }
+
     /// The nodes, each before its children.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
@@ -246,7 +271,15 @@ pub(crate) struct Content {
     /// With the ranges of the training.
     pub(crate) attributes: Vec<Attribute>,
     pub(crate) classes: Vec<String>,
+    /// Whether the trees' distributions are averaged, as of bagging; if not, each votes for one class.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) averaged: bool,
     pub(crate) trees: Vec<Tree>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A trained classifier: a tree, or several that vote.
@@ -256,11 +289,12 @@ pub struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(data: &DataSet, trees: Vec<Tree>) -> Self {
+    pub(crate) fn new(data: &DataSet, trees: Vec<Tree>, averaged: bool) -> Self {
         let content = Content {
             format: crate::model_file::FORMAT,
             attributes: data.attributes().to_vec(),
             classes: data.classes().to_vec(),
+            averaged,
             trees,
         };
         Model { content }
@@ -295,24 +329,34 @@ impl Model {
         }
     }
 
-    /// The share of each class at the leaves that a case reaches, or in the votes of several trees; 1 in total.
+    /// The share of each class at the leaves that a case reaches, on the average of several bagged trees, or in the votes
+    /// of several boosted ones; 1 in total.
     pub fn distribution(&self, values: &[Value]) -> Vec<f64> {
         if let [tree] = self.trees() {
             return tree.distribution(values);
         }
         let mut votes = vec![0.0; self.classes().len()];
         for tree in self.trees() {
-            let (class, confidence) = tree.vote(values);
-            votes[class] += confidence;
+            if self.content.averaged {
+                let root = &tree.nodes[0];
+                tree.spread(root, values, 1.0, &root.counts, &mut votes);
+            } else {
+                let (class, confidence) = tree.vote(values);
+                votes[class] += confidence;
+            }
         }
         let total: f64 = votes.iter().sum();
         votes.iter_mut().for_each(|vote| *vote /= total);
         votes
     }
 
-    /// The tests of the first tree that a case meets, from the root on; [`Model::words`] has one in words.
+    /// The tests that a case meets, from the root on, of the first tree that gives it the same class as all together;
+    /// [`Model::words`] has one in words.
     pub fn path(&self, values: &[Value]) -> Vec<Condition> {
-        self.content.trees[0].path(values)
+        let class = self.classify(values);
+        let mut trees = self.trees().iter();
+        let tree = trees.find(|tree| tree.classify(values) == class);
+        tree.unwrap_or(&self.content.trees[0]).path(values)
     }
 
     /// The attributes whose values lie outside what training saw: below the least or above the greatest, or a discrete

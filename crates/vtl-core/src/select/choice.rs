@@ -6,14 +6,14 @@ use std::sync::LazyLock;
 
 use vtl_tree::{Attribute, Condition, Domain, Model, Value};
 
-use super::{CLASSES, Features};
+use super::{CLASSES, Features, VIEWS};
 
 /// The model that comes with VTL: `vtl select train` made it of `bench/select/rows.csv`.
-pub const EMBEDDED: &str = include_str!("model.json");
+pub const EMBEDDED: &str = include_str!("model.jsonl");
 
 /// By which factor a feature may lie outside what training has seen, and count as on its edge: as exactly are paths measured.
 const SLACK: f64 = 1.1;
-/// The place of the size among [`Features::attributes`].
+/// The place of the size among [`Features::attributes`], and before what follows from the others.
 const SIZE: usize = 5;
 
 /// Why a carrier is chosen.
@@ -23,10 +23,10 @@ pub struct Explanation {
     pub class: &'static str,
     /// Why the model was not asked, and the carrier is the default; `None` if it was.
     pub default_because: Option<String>,
-    /// The way through the tree, from its root.
+    /// The way through a tree that chooses the class, from its root.
     pub path: Vec<Step>,
-    /// Of what all classes together won over the worst one, in the training's cases at the path's end, the share that each
-    /// won, 0 to 1, the greatest first. Where three are equally good it is a third.
+    /// Of what all classes together won over the worst one, in the training's cases like this, the share that each won, 0
+    /// to 1, the greatest first: on the average of all trees. Where three are equally good it is a third.
     pub shares: Vec<(&'static str, f64)>,
 }
 
@@ -71,6 +71,11 @@ pub enum Error {
     /// It is no model, or one of another version.
     #[error(transparent)]
     Model(#[from] vtl_tree::Error),
+    /// There is not one for each of [`VIEWS`].
+    #[error(
+        "model: there are {0}, one a line, and this version needs 4: train them anew by `vtl select train`"
+    )]
+    Count(usize),
     /// It has other attributes.
     #[error(
         "model: it asks for other features than this version has: train it anew by `vtl select train`"
@@ -83,21 +88,40 @@ pub enum Error {
     Class(String),
 }
 
-/// Chooses by a model.
+/// Chooses by models.
 #[derive(Clone, Debug)]
 pub struct Selector {
-    model: Model,
-    /// Of each class of the model.
+    /// In the order of [`VIEWS`].
+    models: Vec<Model>,
+    /// Of each class of the models.
     classes: Vec<&'static str>,
 }
 
 impl Selector {
-    /// A selector with a model that `vtl select train` has written.
+    /// A selector with models that `vtl select train` has written, one a line (jsonlines.org).
     ///
     /// # Errors
     /// [`Error`]: `json` may come from anybody.
     pub fn from_json(json: &[u8]) -> Result<Self, Error> {
-        let model = Model::from_json(json)?;
+        let lines = json.split(|byte| *byte == b'\n');
+        let lines: Vec<&[u8]> = lines.filter(|line| !line.is_empty()).collect();
+        if lines.len() != VIEWS.len() {
+            return Err(Error::Count(lines.len()));
+        }
+        let models = lines.into_iter().map(Model::from_json);
+        let models: Vec<Model> = models.collect::<Result<_, _>>()?;
+        let mut classes = Vec::new();
+        for model in &models {
+            classes = Self::classes(model)?;
+            if model.classes() != models[0].classes() {
+                return Err(Error::Attributes);
+            }
+        }
+        Ok(Self { models, classes })
+    }
+
+    /// The classes of a model, which must have the attributes of this version.
+    fn classes(model: &Model) -> Result<Vec<&'static str>, Error> {
         let is_same = |(own, other): (&Attribute, &Attribute)| {
             let domain = match (&own.domain, &other.domain) {
                 (Domain::Continuous { .. }, Domain::Continuous { .. }) => true,
@@ -114,12 +138,7 @@ impl Selector {
             let found = CLASSES.into_iter().find(|known| known == class);
             found.ok_or_else(|| Error::Class(class.escape_debug().to_string()))
         };
-        let classes = model
-            .classes()
-            .iter()
-            .map(known)
-            .collect::<Result<_, _>>()?;
-        Ok(Self { model, classes })
+        model.classes().iter().map(known).collect()
     }
 
     /// The selector with the model that comes with VTL.
@@ -130,21 +149,30 @@ impl Selector {
         &SELECTOR
     }
 
+    /// The model for what is known, and that.
+    fn model(&self, features: &Features) -> (&Model, Features) {
+        let view = features.view();
+        let seen = features.seen(view);
+        (&self.models[view], seen.unwrap_or(*features))
+    }
+
     /// Chooses a carrier, one of [`CLASSES`]. The default where the path's delay or loss is unknown, or a feature lies
     /// outside what training has seen, by more than a tenth. A size outside counts as the nearest that it has seen: what is
     /// true of 16 MB is of more.
     pub fn choose(&self, features: &Features) -> &'static str {
-        let values = self.clamped(features);
-        match self.unfit(features, &values) {
+        let (model, features) = self.model(features);
+        let values = clamped(model, &features);
+        match unfit(model, &features, &values) {
             Some(_) => CLASSES[0],
-            None => self.classes[self.model.classify(&values)],
+            None => self.classes[model.classify(&values)],
         }
     }
 
     /// Why [`Selector::choose`] chooses what it does.
     pub fn explain(&self, features: &Features) -> Explanation {
-        let values = self.clamped(features);
-        if let Some(why) = self.unfit(features, &values) {
+        let (model, features) = self.model(features);
+        let values = clamped(model, &features);
+        if let Some(why) = unfit(model, &features, &values) {
             return Explanation {
                 class: CLASSES[0],
                 default_because: Some(why),
@@ -152,70 +180,70 @@ impl Selector {
                 shares: Vec::new(),
             };
         }
-        let path = self.model.path(&values);
+        let path = model.path(&values);
         let is_same = |a: &Condition, b: &Condition| {
             a.attribute == b.attribute && discriminant(&a.relation) == discriminant(&b.relation)
         };
         let step = |(place, condition): (usize, &Condition)| Step {
-            attribute: self.model.attributes()[condition.attribute].name.clone(),
-            condition: self.model.words(condition),
+            attribute: model.attributes()[condition.attribute].name.clone(),
+            condition: model.words(condition),
             known: condition.known,
             // A value that is missing bounds nothing.
             closest: !path[place + 1..]
                 .iter()
                 .any(|later| is_same(later, condition)),
         };
-        let shares = self.model.distribution(&values);
+        let shares = model.distribution(&values);
         let mut shares: Vec<_> = self.classes.iter().copied().zip(shares).collect();
         // The sort is stable: the simpler of equal ones comes first.
         shares.sort_by(|a, b| b.1.total_cmp(&a.1));
         Explanation {
-            class: self.classes[self.model.classify(&values)],
+            class: self.classes[model.classify(&values)],
             default_because: None,
             path: path.iter().enumerate().map(step).collect(),
             shares,
         }
     }
+}
 
-    /// Why the model has nothing to say on values that are [`Selector::clamped`].
-    fn unfit(&self, features: &Features, values: &[Value]) -> Option<String> {
-        // NaN is what a division by nothing gives.
-        let is_unknown = |x: Option<f64>| x.is_none_or(f64::is_nan);
-        if is_unknown(features.rtt_ms) {
-            return Some("the path's round-trip time is unknown".to_owned());
-        }
-        if is_unknown(features.loss_percent) {
-            return Some("the path's loss is unknown".to_owned());
-        }
-        let attribute = &self.model.attributes()[*self.model.outside(values).first()?];
-        let unit = match attribute.unit.as_str() {
-            "" => String::new(),
-            unit => format!(" {unit}"),
-        };
-        let trained = match attribute.domain {
-            Domain::Continuous {
-                range: Some((min, max)),
-            } => format!("is outside the training's {min} to {max}{unit}"),
-            _ => "is one that the training has not".to_owned(),
-        };
-        Some(format!("the {} {trained}", attribute.name))
+/// Why the model has nothing to say on values that are [`clamped`].
+fn unfit(model: &Model, features: &Features, values: &[Value]) -> Option<String> {
+    // NaN is what a division by nothing gives.
+    let is_unknown = |x: Option<f64>| x.is_none_or(f64::is_nan);
+    if is_unknown(features.rtt_ms) {
+        return Some("the path's round-trip time is unknown".to_owned());
     }
+    if is_unknown(features.loss_percent) {
+        return Some("the path's loss is unknown".to_owned());
+    }
+    let attribute = &model.attributes()[*model.outside(values).first()?];
+    let unit = match attribute.unit.as_str() {
+        "" => String::new(),
+        unit => format!(" {unit}"),
+    };
+    let trained = match attribute.domain {
+        Domain::Continuous {
+            range: Some((min, max)),
+        } => format!("is outside the training's {min} to {max}{unit}"),
+        _ => "is one that the training has not".to_owned(),
+    };
+    Some(format!("the {} {trained}", attribute.name))
+}
 
-    /// The features' values, with those at the edge of the training's ranges that are just outside.
-    fn clamped(&self, features: &Features) -> Vec<Value> {
-        let clamp = |(place, value): (usize, Value)| {
-            let (Value::Continuous(x), Domain::Continuous { range: Some(range) }) =
-                (value, &self.model.attributes()[place].domain)
-            else {
-                return value;
-            };
-            let (min, max) = *range;
-            let near = (min / SLACK..=max * SLACK).contains(&x) || place == SIZE && !x.is_nan();
-            Value::Continuous(if near { x.max(min).min(max) } else { x })
+/// The features' values, with those at the edge of the training's ranges that are just outside.
+fn clamped(model: &Model, features: &Features) -> Vec<Value> {
+    let clamp = |(place, value): (usize, Value)| {
+        let (Value::Continuous(x), Domain::Continuous { range: Some(range) }) =
+            (value, &model.attributes()[place].domain)
+        else {
+            return value;
         };
-        let values = features.values();
-        values.into_iter().enumerate().map(clamp).collect()
-    }
+        let (min, max) = *range;
+        let near = (min / SLACK..=max * SLACK).contains(&x) || place >= SIZE && !x.is_nan();
+        Value::Continuous(if near { x.max(min).min(max) } else { x })
+    };
+    let values = features.values();
+    values.into_iter().enumerate().map(clamp).collect()
 }
 
 #[cfg(test)]
@@ -265,22 +293,30 @@ mod tests {
 
     #[test]
     fn explain__does_without_size_and_rate() {
-        let far = Features {
-            rate_mbit: None,
-            bytes: None,
+        for [rate, size] in VIEWS {
+            let far = Features {
+                rate_mbit: FAR.rate_mbit.filter(|_| rate),
+                bytes: FAR.bytes.filter(|_| size),
+                ..FAR
+            };
+            let far = explain(&far);
+            assert_eq!(far.class, "graft:stream", "rate {rate}, size {size}");
+            // Nothing is asked that the model of this view has not seen.
+            assert!(far.path.iter().all(|step| step.known), "{far:?}");
+            assert!(size || !far.to_string().contains("size"), "{far}");
+        }
+    }
+
+    #[test]
+    fn choose__the_length_of_a_stream_says_nothing() {
+        let stream = |bytes| Features {
+            profile: Some(Profile::TimeSensitive),
+            bytes,
             ..FAR
         };
-        let far = explain(&far);
-        assert_eq!(far.class, "graft:stream");
-        let unknown = far.path.iter().filter(|step| !step.known);
-        assert!(unknown.clone().count() > 0, "{far:?}");
-        for step in unknown {
-            assert!(
-                ["size", "rate"].contains(&step.attribute.as_str()),
-                "{step:?}"
-            );
-        }
-        assert!(!far.to_string().contains("size"), "{far}");
+        let without = explain(&stream(None));
+        assert_eq!(without.default_because, None);
+        assert_eq!(explain(&stream(Some(1e6))), without);
     }
 
     #[test]
@@ -341,14 +377,17 @@ mod tests {
     #[test]
     fn from_json__refuses_what_cannot_choose() {
         let refused = |json: &str| Selector::from_json(json.as_bytes()).unwrap_err();
-        assert!(matches!(
-            refused(&EMBEDDED[..EMBEDDED.len() / 2]),
-            Error::Model(_)
-        ));
-        assert!(matches!(refused(""), Error::Model(_)));
-        let other = EMBEDDED.replacen("graft:hybla", "graft:hyena", 1);
+        let cut = &EMBEDDED[..EMBEDDED.len() - 100];
+        assert!(matches!(refused(cut), Error::Model(_)));
+        assert_eq!(refused(""), Error::Count(0));
+        let other = EMBEDDED.replace("graft:hybla", "graft:hyena");
         assert_eq!(refused(&other), Error::Class("graft:hyena".into()));
         let other = EMBEDDED.replacen("burst", "bursts", 1);
+        assert_eq!(refused(&other), Error::Attributes);
+        let lines: Vec<&str> = EMBEDDED.lines().collect();
+        assert_eq!(refused(&lines[..3].join("\n")), Error::Count(3));
+        // Those of one model in another order.
+        let other = EMBEDDED.replacen(r#""tcp","tcp:bbr""#, r#""tcp:bbr","tcp""#, 1);
         assert_eq!(refused(&other), Error::Attributes);
     }
 }

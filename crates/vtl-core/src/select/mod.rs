@@ -23,7 +23,19 @@ pub const CLASSES: [&str; 5] = [
 /// By which share a carrier may be slower than the best and still tie with it. Of those that tie the simplest is right.
 pub const TIE: f64 = 0.03;
 
-/// What a choice is made by. Trained models have these attributes, in this order: [`Features::attributes`].
+/// Which of a flow's features are known that may not be: rate, size. Each of these views has a model of its own.
+pub const VIEWS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
+
+/// Bytes of a full packet.
+const PACKET: f64 = 1500.0;
+
+/// Packets that fit onto a path: its bandwidth-delay product.
+fn packets(rtt_ms: f64, rate_mbit: f64) -> f64 {
+    rate_mbit * 1e6 / 8.0 * rtt_ms / 1e3 / PACKET
+}
+
+/// What a choice is made by. Trained models have these attributes, in this order: [`Features::attributes`]; those that
+/// a view has not are missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Features {
     /// The minimum round-trip time, ms.
@@ -58,6 +70,26 @@ impl Features {
         }
     }
 
+    /// The place of what is known among [`VIEWS`]. How long a stream will be says nothing.
+    pub fn view(&self) -> usize {
+        let is_known = |x: Option<f64>| x.is_some_and(|x| !x.is_nan());
+        let is_stream = self.profile == Some(Profile::TimeSensitive);
+        let known = [is_known(self.rate_mbit), is_known(self.bytes) && !is_stream];
+        let place = VIEWS.iter().position(|view| *view == known);
+        place.expect("all four are there")
+    }
+
+    /// The same with what one of [`VIEWS`] knows; `None` if it knows more.
+    pub fn seen(&self, view: usize) -> Option<Self> {
+        let [rate, size] = VIEWS[view];
+        let seen = Self {
+            rate_mbit: self.rate_mbit.filter(|_| rate),
+            bytes: self.bytes.filter(|_| size),
+            ..*self
+        };
+        (seen.view() == view).then_some(seen)
+    }
+
     /// The attributes of models: names, units and domains.
     pub fn attributes() -> Vec<Attribute> {
         vec![
@@ -67,6 +99,11 @@ impl Features {
             Attribute::continuous("burst [packets]"),
             Attribute::discrete("profile", Profile::ALL.iter().map(ToString::to_string)),
             Attribute::continuous("size [bytes]"),
+            // What follows from these, as a tree compares one number at a time: the bandwidth-delay product, how often
+            // the transfer fills it, and how many packets the path loses of it.
+            Attribute::continuous("bdp [packets]"),
+            Attribute::continuous("length [bdp]"),
+            Attribute::continuous("lost [packets]"),
         ]
     }
 
@@ -77,6 +114,10 @@ impl Features {
             let place = Profile::ALL.iter().position(|p| *p == profile)?;
             u32::try_from(place).ok()
         });
+        let both = self.rtt_ms.zip(self.rate_mbit);
+        let bdp = both.map(|(rtt_ms, rate_mbit)| packets(rtt_ms, rate_mbit));
+        let length = self.bytes.map(|bytes| bytes / PACKET);
+        let lost = length.zip(self.loss_percent);
         vec![
             number(self.rtt_ms),
             number(self.rate_mbit),
@@ -84,6 +125,9 @@ impl Features {
             number(self.loss_burst),
             profile.map_or(Value::Missing, Value::Discrete),
             number(self.bytes),
+            number(bdp),
+            number(length.zip(bdp).map(|(length, bdp)| length / bdp)),
+            number(lost.map(|(length, percent)| length * percent / 100.0)),
         ]
     }
 }

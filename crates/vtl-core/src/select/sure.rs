@@ -1,10 +1,8 @@
 //! Where a graft is surely better than TCP under BBR, whatever is sent: what [`Selector`](super::Selector) says is true of
 //! most of the training's cases alike, and so not of each.
 
-use super::Features;
+use super::{Features, packets};
 
-/// Bytes of a full packet.
-const PACKET: f64 = 1500.0;
 /// Packets that fit onto the path, from which on a graft has slow start to save. Of the campaign's 1,000 links, of those
 /// with as many it took longer than TCP on 4 %, with fewer on most (more than 3 %, 64 KiB to 16 MiB).
 const ENOUGH: f64 = 80.0;
@@ -20,7 +18,7 @@ pub fn is_sure(features: &Features, at_least_mbit: Option<f64>) -> bool {
         return false;
     };
     let enough = if loss >= LOSSY { ENOUGH_LOSSY } else { ENOUGH };
-    let is_enough = |mbit: f64| mbit * 1e6 / 8.0 * rtt_ms / 1e3 / PACKET >= enough;
+    let is_enough = |mbit: f64| packets(rtt_ms, mbit) >= enough;
     match features.rate_mbit {
         Some(rate) => is_enough(rate),
         None => rtt_ms >= LONG || at_least_mbit.is_some_and(is_enough),

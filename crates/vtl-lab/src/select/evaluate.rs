@@ -1,4 +1,4 @@
-//! `vtl select evaluate`: how well trees choose on links that they were not trained with.
+//! `vtl select evaluate`: how well models choose on links that they were not trained with.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -24,9 +24,9 @@ pub(crate) struct EvaluateArgs {
     /// Files of `vtl select measure`
     #[arg(required = true, value_name = "ROWS.csv")]
     rows: Vec<PathBuf>,
-    /// Evaluate this model, of `vtl select train`, instead of trees of two thirds of the links each. It must not have been
+    /// Evaluate this model, of `vtl select train`, instead of models of two thirds of the links each. It must not have been
     /// trained with these rows
-    #[arg(long, value_name = "MODEL.json")]
+    #[arg(long, value_name = "MODEL.jsonl")]
     model: Option<PathBuf>,
     /// Write JSON for machines instead of text
     #[arg(long)]
@@ -111,14 +111,14 @@ struct Report {
     /// Rows that say nothing of a choice, as not every carrier was measured.
     left_out: usize,
     links: usize,
-    /// How many trees there are, each of the links that the other ones have not; `None`: one model of other rows.
+    /// How many models there are, each of the links that the other ones have not; `None`: one model of other rows.
     folds: Option<usize>,
     tie: f64,
     scores: Vec<Score>,
-    /// Of the trees with everything known, for each profile.
+    /// Of the models with everything known, for each profile.
     profiles: Vec<Score>,
     classes: Vec<OfClass>,
-    /// The rows where the trees lose most.
+    /// The rows where the models lose most.
     worst: Vec<Worst>,
 }
 
@@ -179,15 +179,15 @@ fn folds(rows: &[Row]) -> Result<(Vec<usize>, usize)> {
     ))
 }
 
-/// For each row the fold of its link, how many links there are, and for each fold a tree of the others.
-fn trees(rows: &[Row]) -> Result<(Vec<usize>, usize, Vec<Selector>)> {
+/// For each row the fold of its link, how many links there are, and for each fold a model of the others.
+fn models(rows: &[Row]) -> Result<(Vec<usize>, usize, Vec<Selector>)> {
     let (folds, links) = folds(rows)?;
-    let progress = Progress::new(FOLDS, "trees");
+    let progress = Progress::new(FOLDS, "models");
     let mut selectors = Vec::new();
     for fold in 0..FOLDS {
         let others = rows.iter().zip(&folds).filter(|(_, f)| **f != fold);
         let others: Vec<Row> = others.map(|(row, _)| row.clone()).collect();
-        let model = train::file(&train::model(&others)?);
+        let model = train::file(&train::models(&others)?);
         selectors.push(Selector::from_json(model.as_bytes())?);
         progress.add_one();
     }
@@ -195,7 +195,7 @@ fn trees(rows: &[Row]) -> Result<(Vec<usize>, usize, Vec<Selector>)> {
 }
 
 impl Report {
-    /// Of a model, or of trees of all links but those that they choose for.
+    /// Of a model, or of models of all links but those that they choose for.
     fn new(given: &[Row], model: Option<Selector>) -> Result<Self> {
         // A choice must have been measured to be judged.
         let complete = given.iter().filter(|row| row.is_complete());
@@ -210,18 +210,18 @@ impl Report {
                 let links: BTreeSet<&str> = rows.iter().map(|row| row.link.as_str()).collect();
                 (vec![0; rows.len()], links.len(), vec![model])
             }
-            None => trees(&rows)?,
+            None => models(&rows)?,
         };
-        let by_tree = |rate, size| held_out(&rows, &selectors, &folds, |f| known(f, rate, size));
+        let by_model = |rate, size| held_out(&rows, &selectors, &folds, |f| known(f, rate, size));
         let all: Vec<&Row> = rows.iter().collect();
         let score = |name: &str, choices: &[usize]| Score::new(name, &all, choices);
-        let chosen = by_tree(true, true);
+        let chosen = by_model(true, true);
         let labels: Vec<usize> = rows.iter().map(Row::best).collect();
         let mut scores = vec![
-            score("tree", &chosen),
-            score("tree, rate unknown", &by_tree(false, true)),
-            score("tree, size unknown", &by_tree(true, false)),
-            score("tree, both unknown", &by_tree(false, false)),
+            score("model", &chosen),
+            score("model, rate unknown", &by_model(false, true)),
+            score("model, size unknown", &by_model(true, false)),
+            score("model, both unknown", &by_model(false, false)),
         ];
         for (class, name) in CLASSES.into_iter().enumerate() {
             scores.push(score(&format!("always {name}"), &vec![class; rows.len()]));
@@ -248,7 +248,7 @@ impl Report {
 
     fn text(&self) -> String {
         let by = match self.folds {
-            Some(folds) => format!("each chosen by a tree of the other links ({folds} folds)"),
+            Some(folds) => format!("each chosen by a model of the other links ({folds} folds)"),
             None => "chosen by the model".to_owned(),
         };
         let left_out = match self.left_out {
@@ -403,11 +403,11 @@ mod tests {
     }
 
     #[test]
-    fn report__a_tree_finds_what_decides() {
+    fn report__a_model_finds_what_decides() {
         let report = Report::new(&rows(), None).unwrap();
         let score = |name: &str| report.scores.iter().find(|s| s.choice == name).unwrap();
-        let tree = score("tree");
-        assert_eq!((tree.accuracy, tree.regret.worst_regret), (1.0, 0.0));
+        let model = score("model");
+        assert_eq!((model.accuracy, model.regret.worst_regret), (1.0, 0.0));
         assert_eq!(report.classes[0].chosen, [24, 0, 0, 0, 0]);
         assert_eq!(report.classes[2].chosen, [0, 0, 24, 0, 0]);
         let default = score("always tcp");
@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn report__of_a_model_and_rows_that_are_not_complete() {
         let mut rows = rows();
-        let model = train::file(&train::model(&rows).unwrap());
+        let model = train::file(&train::models(&rows).unwrap());
         let model = || Some(Selector::from_json(model.as_bytes()).unwrap());
         rows[0].costs[3] = None;
         let report = Report::new(&rows[..8], model()).unwrap();

@@ -1,4 +1,4 @@
-//! `vtl select explain`: why the tree chooses a carrier, and what each would have given.
+//! `vtl select explain`: why the model chooses a carrier, and what each would have given.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     size: Option<u64>,
     /// Choose by this model of `vtl select train` instead of VTL's own
-    #[arg(long, value_name = "MODEL.json")]
+    #[arg(long, value_name = "MODEL.jsonl")]
     model: Option<PathBuf>,
     /// Write JSON for machines instead of text
     #[arg(long)]
@@ -68,7 +68,7 @@ pub(crate) struct ExplainArgs {
 #[derive(Debug, Serialize)]
 struct Report {
     chosen: &'static str,
-    /// Why it is the default and the tree was not asked.
+    /// Why it is the default and the model was not asked.
     default_because: Option<String>,
     /// Whether it is a graft that is not surely better on such a path, so that connections of auto stay on TCP.
     stays_on_tcp: bool,
@@ -320,7 +320,7 @@ impl Report {
         let mut out = format!("{}\n\n", self.chosen);
         match &self.default_because {
             Some(why) => {
-                let _ = writeln!(out, "The default, without asking the tree: {why}.");
+                let _ = writeln!(out, "The default, without asking the model: {why}.");
             }
             None => self.path_text(&mut out),
         }
@@ -358,9 +358,9 @@ impl Report {
         out
     }
 
-    /// The path as lines: what was told, and what the tree made of it.
+    /// The path as lines: what was told, and what a tree made of it.
     fn path_text(&self, out: &mut String) {
-        *out += "The path through the tree:\n";
+        *out += "The path through one of the trees that choose it:\n";
         for test in &self.path {
             let value = self.told(&test.attribute);
             let _ = match test.known {
@@ -382,7 +382,7 @@ impl Report {
         let shares: Vec<String> = shares.collect();
         let _ = writeln!(
             out,
-            "At its end, of the time that choices saved over the worst one in such cases of the training:\n  {}",
+            "On the average of all trees, of the time that choices saved over the worst one in such cases of the training:\n  {}",
             shares.join(", ")
         );
     }
@@ -399,6 +399,9 @@ impl Report {
             "loss" => with(f.loss_percent, "%"),
             "burst" => with(f.loss_burst, "packets"),
             "size" => (f.bytes).map_or_else(String::new, |b| format!("it is {}", size(b as u64))),
+            "bdp" => "the path's bandwidth-delay product".to_owned(),
+            "length" => "the transfer, in such products".to_owned(),
+            "lost" => "of the transfer, on average".to_owned(),
             _ => String::new(),
         }
     }
@@ -526,8 +529,8 @@ mod tests {
             (|a| a.rate = Some(-1.0), "--rate -1"),
             (|a| a.burst = Some(0.5), "--burst 0.5"),
             (
-                |a| a.model = Some("/no/model.json".into()),
-                "/no/model.json",
+                |a| a.model = Some("/no/model.jsonl".into()),
+                "/no/model.jsonl",
             ),
         ] {
             let mut args = far();

@@ -3,7 +3,7 @@
 //! - [`campaign`]: what is measured; [`simulate`]: one transfer in virtual time; [`testbed`]: some by real kernels;
 //!   [`measure`]: carries a campaign out; [`progress`]: how far it is;
 //! - [`rows`]: what was measured, as CSV;
-//! - [`train`]: a tree of the rows; [`evaluate`]: how well trees choose on links that they have not seen;
+//! - [`train`]: decision trees of the rows; [`evaluate`]: how well they choose on links that they have not seen;
 //! - [`compare`]: how far virtual time agrees with real kernels;
 //! - [`explain`]: one choice, in words; [`model`]: the file that it may be by.
 
@@ -48,16 +48,16 @@ pub(crate) enum SelectCommand {
         sudo vtl select measure testbed.csv --testbed --jobs 4   for `vtl select compare`\n\n\
         Rows are written as they come: an interrupt loses none but those that are being measured.")]
     Measure(MeasureArgs),
-    /// Learn from measured rows to choose: a decision tree
+    /// Learn from measured rows to choose: decision trees
     #[command(after_help = "Examples:\n  \
-        vtl select train rows.csv                            draws the tree\n  \
-        vtl select train part*.csv --output model.json       of all shards, for `--model`\n\n\
+        vtl select train rows.csv                            draws the trees\n  \
+        vtl select train part*.csv --output model.jsonl       of all shards, for `--model`\n\n\
         The same rows give the same file, byte for byte.")]
     Train(TrainArgs),
-    /// Say how well trees choose on links that they were not trained with, and what a wrong choice costs
+    /// Say how well models choose on links that they were not trained with, and what a wrong choice costs
     #[command(after_help = "Examples:\n  \
-        vtl select evaluate rows.csv                         trees of two thirds of the links each, on the rest\n  \
-        vtl select evaluate test.csv --model model.json      a model, on rows that it was not trained with")]
+        vtl select evaluate rows.csv                         models of two thirds of the links each, on the rest\n  \
+        vtl select evaluate test.csv --model model.jsonl      a model, on rows that it was not trained with")]
     Evaluate(EvaluateArgs),
     /// Say how far virtual time agrees with what was measured by real kernels
     #[command(after_help = "Example: vtl select compare testbed.csv\n\n\

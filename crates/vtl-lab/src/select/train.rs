@@ -6,19 +6,20 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 use vtl_cli::output;
-use vtl_core::select::{CLASSES, Features, TIE};
+use vtl_core::select::{CLASSES, Features, TIE, VIEWS};
+use vtl_link::Random;
 use vtl_tree::{Case, DataSet, Model, Options};
 
 use super::progress::Progress;
 use super::rows::{self, Row};
 
-/// The least weight of two branches of a test. As no leaf is pruned, it alone keeps the tree from learning chance. This
-/// and the next two are what `vtl select evaluate` liked best of some on `bench/select/rows.csv`.
+/// How many trees a model has, each on cases drawn by chance: the average keeps it from learning chance.
+const TREES: usize = 12;
+/// The least weight of two branches of a test. This and the next are what `vtl select evaluate` liked best of some on
+/// `bench/select/rows.csv`.
 const MIN_CASES: f64 = 20.0;
 /// A choice that takes so much longer than the best, as a share, is as bad as any worse one.
 const CAP: f64 = 1.5;
-/// What the whole row weighs of its views together.
-const WHOLE: f64 = 0.8;
 /// The least weight of a case that the library takes.
 const MIN_WEIGHT: f64 = 1e-3;
 
@@ -28,10 +29,10 @@ pub(crate) struct TrainArgs {
     /// Files of `vtl select measure`
     #[arg(required = true, value_name = "ROWS.csv")]
     rows: Vec<PathBuf>,
-    /// Write the model into this file, as JSON; otherwise the tree is drawn
-    #[arg(long, value_name = "MODEL.json")]
+    /// Write the models into this file, a line of JSON for each of what may be unknown; otherwise the trees are drawn
+    #[arg(long, value_name = "MODEL.jsonl")]
     output: Option<PathBuf>,
-    /// Write the model to standard output, as JSON
+    /// Write the models to standard output, as in a file
     #[arg(long, conflicts_with = "output")]
     json: bool,
 }
@@ -39,30 +40,41 @@ pub(crate) struct TrainArgs {
 /// Runs `vtl select train`.
 pub(super) fn run(args: &TrainArgs) -> Result<()> {
     let rows = rows::load(&args.rows)?;
-    let progress = Progress::new(1, "trees");
-    let model = model(&rows)?;
+    let progress = Progress::new(1, "models");
+    let models = models(&rows)?;
     drop(progress);
     match &args.output {
         Some(path) => {
-            fs::write(path, file(&model)).with_context(|| format!("{}", path.display()))?;
+            fs::write(path, file(&models)).with_context(|| format!("{}", path.display()))?;
         }
-        None if args.json => output::print(&file(&model))?,
-        None => output::print(&model.to_string())?,
+        None if args.json => output::print(&file(&models))?,
+        None => {
+            for (model, [rate, size]) in models.iter().zip(VIEWS) {
+                let known = |is_known| if is_known { "known" } else { "unknown" };
+                let (rate, size) = (known(rate), known(size));
+                output::print(&format!("Rate {rate}, size {size}:\n\n{model}\n"))?;
+            }
+        }
     }
     Ok(())
 }
 
-/// A model file's content.
-pub(super) fn file(model: &Model) -> String {
-    model.to_json().trim_end().to_owned() + "\n"
+/// A model file's content: a line for each model.
+pub(super) fn file(models: &[Model]) -> String {
+    models.iter().map(|model| model.to_json() + "\n").collect()
 }
 
-/// Trains on rows; the same ones give the same model.
+/// Trains on rows, a model for each of [`VIEWS`]; the same rows give the same models.
 ///
 /// # Errors
-/// There is no row.
-pub(super) fn model(rows: &[Row]) -> Result<Model> {
-    let cases = rows.iter().flat_map(cases).collect();
+/// There is no row for one of them.
+pub(super) fn models(rows: &[Row]) -> Result<Vec<Model>> {
+    (0..VIEWS.len()).map(|view| model(rows, view)).collect()
+}
+
+/// A model of what rows are to one of [`VIEWS`].
+fn model(rows: &[Row], view: usize) -> Result<Model> {
+    let cases = rows.iter().flat_map(|row| cases(row, view)).collect();
     let classes = CLASSES.map(str::to_owned).into();
     let data = DataSet::new(Features::attributes(), classes, cases)?;
     // Pruning minimises errors, all of which count alike for it; here a leaf is right if it costs least.
@@ -72,32 +84,18 @@ pub(super) fn model(rows: &[Row]) -> Result<Model> {
         global: false,
         ..Options::default()
     };
-    Ok(vtl_tree::train(&data, &options)?)
-}
-
-/// A row as the choice may see it: with everything known, without the size, without the rate, without both. Together they
-/// weigh what the row does.
-pub(super) fn views(features: &Features) -> Vec<Features> {
-    let mut views = vec![*features];
-    if features.bytes.is_some() {
-        views.push(Features {
-            bytes: None,
-            ..*features
-        });
-    }
-    for n in 0..views.len() {
-        views.push(Features {
-            rate_mbit: None,
-            ..views[n]
-        });
-    }
-    views
+    let mut random = Random::new(0, view as u64);
+    let draw = |n: usize| random.below(n as u64) as usize;
+    Ok(vtl_tree::bag(&data, TREES, &options, draw)?)
 }
 
 /// A row as cases: one of each class, with what the class wins over the worst as its weight. So the class with most
 /// weight at a leaf is the one that costs least over the leaf's rows (N. Abe, B. Zadrozny, J. Langford: *An Iterative
 /// Method for Multi-class Cost-sensitive Learning*, KDD 2004). What ties with the best costs nothing.
-fn cases(row: &Row) -> Vec<Case> {
+fn cases(row: &Row, view: usize) -> Vec<Case> {
+    let Some(features) = row.features.seen(view) else {
+        return Vec::new();
+    };
     let cost = |class| match row.regret(class) {
         Some(regret) if regret <= TIE => 0.0,
         // The root, so that many small losses count beside a few large ones.
@@ -106,19 +104,12 @@ fn cases(row: &Row) -> Vec<Case> {
     };
     let costs: Vec<f64> = (0..CLASSES.len()).map(cost).collect();
     let most = costs.iter().copied().fold(0.0, f64::max);
-    let views = views(&row.features);
-    let case = |place: usize, class: usize| Case {
-        values: views[place].values(),
+    let case = |class: usize| Case {
+        values: features.values(),
         class,
-        weight: (most - costs[class])
-            * match place {
-                0 => WHOLE,
-                _ => (1.0 - WHOLE) / (views.len() - 1) as f64,
-            },
+        weight: most - costs[class],
     };
-    let places = 0..views.len();
-    let cases = places.flat_map(|place| (0..CLASSES.len()).map(move |class| (place, class)));
-    let cases = cases.map(|(place, class)| case(place, class));
+    let cases = (0..CLASSES.len()).map(case);
     cases.filter(|case| case.weight >= MIN_WEIGHT).collect()
 }
 
@@ -133,10 +124,10 @@ mod tests {
     fn model__of_the_committed_rows_is_the_committed_one() {
         let rows = rows::load(&[ROWS]).unwrap();
         assert!(rows.len() >= 3000, "{} rows", rows.len());
-        let trained = file(&model(&rows).unwrap());
+        let trained = file(&models(&rows).unwrap());
         assert!(
             trained == vtl_core::select::EMBEDDED,
-            "bench/select/rows.csv gives another model than crates/vtl-core/src/select/model.json: see docs/select.md"
+            "bench/select/rows.csv gives another model than crates/vtl-core/src/select/model.jsonl: see docs/select.md"
         );
     }
 
@@ -159,7 +150,8 @@ mod tests {
                 None,
             ],
         };
-        let cases = cases(&row);
+        assert!(cases(&row, 0).is_empty(), "its size is unknown");
+        let cases = cases(&row, 1);
         let weight = |class| -> f64 {
             let of = cases.iter().filter(|case| case.class == class);
             of.map(|case| case.weight).sum()
@@ -171,24 +163,6 @@ mod tests {
                 weight(class)
             );
         }
-        assert_eq!(cases.len(), 6, "with the rate, and without it");
-    }
-
-    #[test]
-    fn views__lack_what_a_choice_may_lack() {
-        let known = Features {
-            rtt_ms: Some(10.0),
-            rate_mbit: Some(10.0),
-            bytes: Some(4096.0),
-            ..Features::default()
-        };
-        assert_eq!(views(&known).len(), 4);
-        let stream = Features {
-            bytes: None,
-            ..known
-        };
-        assert_eq!(views(&stream).len(), 2);
-        assert_eq!(views(&known)[3].rate_mbit, None);
-        assert_eq!(views(&known)[3].bytes, None);
+        assert_eq!(cases.len(), 3);
     }
 }
