@@ -40,6 +40,7 @@ mod outage;
 mod packages;
 mod path;
 mod pool;
+mod profile;
 mod programs;
 mod python;
 mod reconfigure;

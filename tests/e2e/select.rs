@@ -175,7 +175,9 @@ fn moves(mut transfer: Transfer, direction: &str) {
     let chosen = transfer.chosen();
     assert_eq!(chosen["carrier"], "graft:stream", "{chosen}");
     assert_eq!(chosen["direction"], direction, "{chosen}");
-    assert_eq!(chosen["profile"], "time-and-loss-sensitive", "{chosen}");
+    // What the bytes have shown, as it is more than the port tells.
+    let shown = transfer.flows(Host::Client)[0]["profile"].clone();
+    assert!(shown.is_string() && chosen["profile"] == shown, "{chosen}");
     for figure in ["min_rtt_ms", "loss_pct", "packets", "since_s"] {
         assert!(chosen[figure].as_f64().is_some_and(|x| x > 0.0), "{chosen}");
     }

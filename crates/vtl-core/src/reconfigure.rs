@@ -160,6 +160,19 @@ impl Engine {
         self.is_moving = is_moving;
     }
 
+    /// The profile by which a model decides.
+    pub fn profile(&self) -> Option<Profile> {
+        self.model.as_ref()?.profile()
+    }
+
+    /// Has a model decide by another profile, as the first bytes of connections have shown one: from the next figures on,
+    /// as if the path had changed.
+    pub fn set_profile(&mut self, profile: Option<Profile>) {
+        if let Some(model) = &mut self.model {
+            model.set_profile(profile);
+        }
+    }
+
     /// What decides.
     pub fn current(&self) -> Choice {
         self.current

@@ -21,6 +21,8 @@ const REMEMBERED: Duration = Duration::from_secs(300);
 
 /// Loss up to which TCP that BBR takes over does well.
 const BBR_LOSS: f64 = 0.08;
+/// The same for streams: from there on a graft is surely better (`select/sure.rs`).
+const STREAM_LOSS: f64 = 0.01;
 
 /// What a model has decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,9 +77,25 @@ impl Model {
         }
     }
 
-    /// Whether TCP does well enough to stay while bytes move.
+    /// Whether TCP does well enough to stay while bytes move. Where late bytes are as bad as lost ones it does not once the
+    /// path loses packets: what comes behind one waits for it, and a sender at a pace of its own has no rate to lose by a
+    /// change.
     pub(super) fn tcp_does_well(&self) -> bool {
-        self.loss.is_some_and(|loss| loss < BBR_LOSS)
+        let limit = match self.profile {
+            Some(Profile::TimeSensitive) => STREAM_LOSS,
+            _ => BBR_LOSS,
+        };
+        self.loss.is_some_and(|loss| loss < limit)
+    }
+
+    pub(super) fn profile(&self) -> Option<Profile> {
+        self.profile
+    }
+
+    /// Decides by another profile from the next observation on. That of the former one still has to agree with it: if both
+    /// profiles want the same class, nothing is to be decided anew.
+    pub(super) fn set_profile(&mut self, profile: Option<Profile>) {
+        self.profile = profile;
     }
 
     /// The classes that may be switched to, best first; empty before the first decision.

@@ -21,7 +21,7 @@ mod source;
 mod tunnel;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{
@@ -40,7 +40,7 @@ use serde_json::Value;
 use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
-use vtl_core::profile::Profile;
+use vtl_core::profile::{Profile, Source};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
@@ -488,6 +488,10 @@ impl hooker::Broker for Handle {
         self.flows.is_there() && self.pulse.is_there()
     }
 
+    fn profile(&self, source: &Source) -> Option<Profile> {
+        self.flows.profile(source)
+    }
+
     fn name_flow(&self, held: &HeldConnect) -> FlowName {
         let (local, peer) = (held.src().ip(), held.dest().ip());
         let desired = Desired {
@@ -496,7 +500,7 @@ impl hooker::Broker for Handle {
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
             tolerant: held.is_tolerant(),
-            auto: auto(held.is_auto(), held.dest()),
+            auto: auto(held.is_auto(), held.profile()),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -509,7 +513,7 @@ impl hooker::Broker for Handle {
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
             tolerant: flow.tolerant,
-            auto: auto(flow.auto, flow.dest),
+            auto: auto(flow.auto, flow.profile),
         };
         self.flows.opened(flow, desired);
     }
@@ -520,9 +524,8 @@ impl hooker::Broker for Handle {
     }
 }
 
-/// The mark of flows whose carrier is chosen, with the profile that the port tells.
-fn auto(is_auto: bool, dest: SocketAddr) -> Option<Auto> {
-    let profile = Profile::of(dest.port());
+/// The mark of flows whose carrier is chosen, with the profile that they are expected to have.
+fn auto(is_auto: bool, profile: Option<Profile>) -> Option<Auto> {
     is_auto.then_some(Auto { profile })
 }
 

@@ -155,7 +155,7 @@ impl State {
     /// `addresses`: local, peer.
     pub(super) fn new(
         number: u64,
-        opener: Side,
+        profile: Observer,
         addresses: [SocketAddr; 2],
         ends: Ends,
     ) -> io::Result<Self> {
@@ -170,7 +170,7 @@ impl State {
             traffic: Cell::default(),
             watch: RefCell::default(),
             congestion: Congestion::default(),
-            profile: Observer::new(opener, addresses),
+            profile,
             began: Instant::now(),
             pending: RefCell::default(),
             task: RefCell::default(),

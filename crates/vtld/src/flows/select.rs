@@ -44,7 +44,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Marks associations whose carrier is chosen; those of different profiles are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Auto {
-    /// By the port; `None`: nobody knows.
+    /// What was expected when the association began, by earlier flows or the port; `None`: nobody knew. What the flows'
+    /// bytes show counts more ([`Peer::shown_profile`]).
     pub(crate) profile: Option<Profile>,
 }
 
@@ -176,7 +177,10 @@ impl Flows {
         by.seen.set((direction, metrics.or(seen)));
         peer.give_up_lost(&following);
         let is_moving = by.is_moving(peer.moved());
-        following.engine.borrow_mut().note_moving(is_moving);
+        let mut engine = following.engine.borrow_mut();
+        engine.note_moving(is_moving);
+        engine.set_profile(peer.shown_profile().or(auto.profile));
+        drop(engine);
         peer.sample(&following, metrics.as_ref());
     }
 
@@ -296,6 +300,7 @@ impl Peer {
             let metrics = metrics.unwrap_or_default();
             let decision = engine.decision();
             SelectedPath {
+                profile: engine.profile().map(|profile| profile.to_string()),
                 carrier: ByModel::class(engine.made()).to_owned(),
                 direction: direction.map(|direction| direction.name().to_owned()),
                 min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),

@@ -14,6 +14,7 @@ use tokio::{
     task::{LocalSet, spawn_local},
 };
 use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus, What};
+use vtl_core::profile::{Profile, Source};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
@@ -157,6 +158,11 @@ impl Handle {
         self.shared.names.serves(host)
     }
 
+    /// The profile that flows of this kind are expected to have.
+    pub(crate) fn profile(&self, source: &Source) -> Option<Profile> {
+        self.shared.names.profiles.expected(source)
+    }
+
     /// Allocates the name of the next flow between two addresses. `required`: without fallback to TCP.
     pub(crate) fn name_flow(
         &self,
@@ -189,6 +195,7 @@ impl Handle {
             peer: tcp,
             name,
             forwarded,
+            exe,
             ..
         } = flow;
         app.accept(move |app| match app {
@@ -199,6 +206,7 @@ impl Handle {
                 tcp,
                 name,
                 desired,
+                exe,
                 forwarded,
             })),
             Err(error) => tracing::debug!(%error, %dest, "flows: the application is gone"),

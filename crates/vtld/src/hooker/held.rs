@@ -21,11 +21,13 @@ use super::{
     abi::{self, vtl_syn},
     carrier::{Over, Wish},
     error::ConnectError,
+    executable::Executable,
     gateway,
     packet::SynPacket,
     sock,
 };
 use crate::{network::Network, panics};
+use vtl_core::profile::Profile;
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowName},
@@ -210,6 +212,8 @@ impl Flows {
         };
         let ends = [app, syn.target()];
         let id = self.enter(syn, event.cookie, None)?;
+        let exe = Executable::of(&event.exe);
+        let profile = shared.profile(&wish, dest, exe.as_ref());
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -220,6 +224,8 @@ impl Flows {
             dest,
             src: app,
             wish,
+            exe,
+            profile,
             forwarded: None,
             via: None,
             answered: false,
@@ -256,6 +262,8 @@ impl Flows {
             dest,
             src,
             wish: via.wish.clone(),
+            exe: None,
+            profile: shared.profile(&via.wish, dest, None),
             forwarded: Some(forwarded),
             via: Some(via),
             answered: false,
@@ -401,6 +409,8 @@ struct Held {
     dest: SocketAddr,
     src: SocketAddr,
     wish: Wish,
+    exe: Option<Executable>,
+    profile: Option<Profile>,
     forwarded: Option<Forwarded>,
     via: Option<gateway::Via>,
     answered: bool,
@@ -445,6 +455,16 @@ impl HeldConnect {
     /// Whether the carrier is chosen by path and application.
     pub fn is_auto(&self) -> bool {
         self.0.wish.auto
+    }
+
+    /// The profile of the application to choose by, as far as it was known when the connect came.
+    pub fn profile(&self) -> Option<Profile> {
+        self.0.profile
+    }
+
+    /// What the application executes, if that is known.
+    pub fn executable(&self) -> Option<&Executable> {
+        self.0.exe.as_ref()
     }
 
     /// The desired kind of carrier.

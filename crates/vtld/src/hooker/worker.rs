@@ -429,6 +429,8 @@ impl Worker {
             kind: held.kind(),
             rule: held.rule().cloned(),
             auto: held.is_auto(),
+            profile: held.profile(),
+            exe: held.executable().cloned(),
             tolerant: held.is_tolerant(),
             app: held,
             dest,
