@@ -11,6 +11,7 @@ mod accidents;
 mod api;
 mod attacks;
 mod bench;
+mod bounds;
 mod carriers;
 mod command;
 mod conformance;

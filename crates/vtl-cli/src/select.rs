@@ -99,6 +99,16 @@ fn cells(path: &SelectedPath) -> Vec<(&'static str, String)> {
     let cells = [
         ("peer", Some(path.peer.to_string())),
         ("profile", path.profile.clone()),
+        ("max delay", path.max_delay_ms.map(|ms| format!("{ms} ms"))),
+        (
+            "min throughput",
+            path.min_throughput_mbit
+                .map(|mbit| format!("{mbit} Mbit/s")),
+        ),
+        (
+            "missed",
+            Some(path.missed.join(", ")).filter(|all| !all.is_empty()),
+        ),
         ("carrier", Some(path.carrier.clone())),
         ("flows", Some(path.flows.to_string())),
         ("since", path.since_s.map(|s| format!("{s:.0} s"))),
@@ -134,14 +144,14 @@ mod tests {
             "on": true,
             "paths": [{
                 "peer": "192.0.2.7", "carrier": "graft:stream", "flows": 2, "direction": "receives",
-                "min_rtt_ms": 600.04, "loss_pct": 2.0, "rate_mbit": 9.5, "rate_at_least": true,
+                "max_delay_ms": 200.0, "missed": ["max_delay"], "min_rtt_ms": 600.04, "loss_pct": 2.0, "rate_mbit": 9.5, "rate_at_least": true,
                 "why": "auto: graft:stream", "since_s": 3.2,
             }],
         }))
         .unwrap();
         assert_eq!(
             text(&status),
-            "select: on\n\npeer: 192.0.2.7\ncarrier: graft:stream\nflows: 2\nsince: 3 s\ndirection: receives\n\
+            "select: on\n\npeer: 192.0.2.7\nmax delay: 200 ms\nmissed: max_delay\ncarrier: graft:stream\nflows: 2\nsince: 3 s\ndirection: receives\n\
              min rtt: 600.0 ms\nloss: 2.00 %\nrate: >= 9.50 Mbit/s\nwhy: auto: graft:stream\n"
         );
     }

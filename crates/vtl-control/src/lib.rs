@@ -37,7 +37,8 @@ pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };
 pub use event::{
-    AssociationEvent, ConditionEvent, Event, Events, KINDS, PathEvent, RuleEvent, Text, What,
+    AssociationEvent, BoundEvent, ConditionEvent, Event, Events, KINDS, PathEvent, RuleEvent, Text,
+    What,
 };
 pub use request::{
     BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PROTOCOL,

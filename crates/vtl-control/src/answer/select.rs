@@ -24,9 +24,18 @@ pub struct SelectedPath {
     /// The association, as the two hosts number it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub association: Option<u32>,
-    /// The applications' profile, by the port; `None`: unknown.
+    /// The applications' profile, by their bytes, or else by earlier connections or the port; `None`: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
+    /// The bound that the flows' rule states, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_delay_ms: Option<f64>,
+    /// The same, Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_throughput_mbit: Option<f64>,
+    /// The bounds that are missed, as rules name them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missed: Vec<String>,
     /// What the flows go by, as rules name it.
     pub carrier: String,
     /// Open flows.

@@ -460,6 +460,9 @@ fn select__has_this_form() {
         peer: "192.0.2.1".parse().unwrap(),
         association: None,
         profile: None,
+        max_delay_ms: None,
+        min_throughput_mbit: None,
+        missed: Vec::new(),
         carrier: "tcp".to_owned(),
         flows: 1,
         direction: None,
@@ -475,6 +478,9 @@ fn select__has_this_form() {
     };
     let known = SelectedPath {
         profile: Some("loss-sensitive".to_owned()),
+        max_delay_ms: Some(200.0),
+        min_throughput_mbit: Some(5.0),
+        missed: vec!["max_delay".to_owned()],
         carrier: "graft:stream".to_owned(),
         direction: Some("receives".to_owned()),
         min_rtt_ms: Some(600.5),
@@ -502,7 +508,9 @@ fn select__has_this_form() {
                     "why": "auto: tcp, too little is known of the path yet",
                 },
                 {
-                    "peer": "192.0.2.1", "association": 7, "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
+                    "peer": "192.0.2.1", "association": 7, "profile": "loss-sensitive",
+                    "max_delay_ms": 200.0, "min_throughput_mbit": 5.0, "missed": ["max_delay"],
+                    "carrier": "graft:stream", "flows": 1,
                     "direction": "receives", "min_rtt_ms": 600.5, "loss_pct": 2.0, "loss_burst": 1.5,
                     "rate_mbit": 9.5, "rate_at_least": true, "packets": 4096,
                     "why": "auto: tcp, too little is known of the path yet", "explanation": "graft:stream: in",

@@ -40,6 +40,13 @@ fn samples() -> Vec<Value> {
         });
         with(event, &[&common, &more])
     };
+    let bound = |event: &str| {
+        let more = json!({
+            "association": 9, "sid": 3, "peer": "192.0.2.2", "carrier": "tcp", "bound": "max_delay",
+            "why": "delay 900ms",
+        });
+        with(event, &[&more])
+    };
     let number = json!({ "number": 2, "role": "server" });
     let counts = json!({ "bytes_sent": 5, "bytes_received": 6 });
     let rule = json!({ "rule": "far" });
@@ -101,6 +108,8 @@ fn samples() -> Vec<Value> {
         with("rule_expired", &[&rule]),
         change("condition_met", rule.clone()),
         change("condition_left", rule.clone()),
+        bound("bound_missed"),
+        bound("bound_kept"),
         change("selection_changed", json!({})),
         with("selection_switched", &[&json!({ "on": false })]),
         with("missed", &[&json!({ "events": 12 })]),

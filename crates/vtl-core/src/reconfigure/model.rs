@@ -19,6 +19,9 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// choice of one must not take its reason away.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
+/// What is left where the model wants something of which it has no shares: a graft that keeps queues short, and BBR.
+const REST: [Choice; 2] = [Some(2), UNKNOWN];
+
 /// Loss up to which TCP that BBR takes over does well.
 const BBR_LOSS: f64 = 0.08;
 /// The same for streams: from there on a graft is surely better (`select/sure.rs`).
@@ -63,6 +66,8 @@ pub(super) struct Model {
     decision: Option<Decision>,
     /// The loss told last.
     loss: Option<f64>,
+    /// What is wanted goes on behind the default and behind what is sure: the first ones may be passed over.
+    ranks_all: bool,
 }
 
 impl Model {
@@ -74,6 +79,7 @@ impl Model {
             wanted: Vec::new(),
             decision: None,
             loss: None,
+            ranks_all: false,
         }
     }
 
@@ -86,6 +92,11 @@ impl Model {
             _ => BBR_LOSS,
         };
         self.loss.is_some_and(|loss| loss < limit)
+    }
+
+    /// Whether all classes are wanted, in the order of what they won.
+    pub(super) fn rank_all(&mut self, all: bool) {
+        self.ranks_all = all;
     }
 
     pub(super) fn profile(&self) -> Option<Profile> {
@@ -141,8 +152,9 @@ impl Model {
         self.loss = loss.or(self.loss);
         let is_recent =
             |(at_ns, _): &(u64, f64)| now_ns.saturating_sub(*at_ns) <= nanos(REMEMBERED);
-        features.rate_mbit = match loss.is_some_and(|loss| loss >= BBR_LOSS) {
-            // What TCP reaches there is its own, and no figure of the path: a lower bound.
+        let is_stream = self.profile == Some(Profile::TimeSensitive);
+        features.rate_mbit = match is_stream || loss.is_some_and(|loss| loss >= BBR_LOSS) {
+            // What a stream, or TCP there, reaches is its own, and no figure of the path: a lower bound.
             true => None,
             false => {
                 let rate = features.rate_mbit.map(|rate| (now_ns, rate));
@@ -177,20 +189,30 @@ impl Model {
         let Explanation { class, shares, .. } = &decision.explanation;
         let others = shares.iter().map(|(class, _)| *class);
         let ranked = [*class].into_iter().chain(others).chain([CLASSES[0]]);
+        let choice_of = |class: &str| {
+            let place = CLASSES.iter().position(|known| *known == class);
+            place.filter(|place| *place > 0)
+        };
         self.wanted.clear();
         if decision.is_unsure {
             self.wanted.push(UNKNOWN);
-            self.decision = Some(decision);
-            return;
         }
-        for class in ranked {
-            let place = CLASSES.iter().position(|known| *known == class);
-            let choice = place.filter(|place| *place > 0);
-            if !self.wanted.contains(&choice) {
-                self.wanted.push(choice);
+        if !decision.is_unsure || self.ranks_all {
+            for choice in ranked.map(choice_of) {
+                if !self.wanted.contains(&choice) {
+                    self.wanted.push(choice);
+                }
+                if choice.is_none() && !self.ranks_all {
+                    break; // that can always be had
+                }
             }
-            if choice.is_none() {
-                break; // that can always be had
+        }
+        if self.ranks_all {
+            // Where the model was not asked there are no shares.
+            for choice in REST {
+                if !self.wanted.contains(&choice) {
+                    self.wanted.push(choice);
+                }
             }
         }
         self.decision = Some(decision);

@@ -422,6 +422,23 @@ fn set_profile__waits_for_the_dwell() {
     assert_eq!((plan.profile(), plan.current()), (None, None));
 }
 
+/// What a stream sends at its own pace is not what the path carries.
+#[test]
+fn by_model__a_stream_says_nothing_of_the_path_s_rate() {
+    let mut engine = Engine::by_model(Some(Profile::TimeSensitive), DWELL);
+    let slow = Metrics {
+        bandwidth: Some(Bandwidth {
+            rate: 100_000,
+            at_least: false,
+            error: 0.0,
+        }),
+        ..lossy(1000)
+    };
+    assert_eq!(engine.begin(0, &slow).map(|s| s.to), Some(STREAM));
+    let decision = engine.decision().expect("decided");
+    assert_eq!(decision.features.rate_mbit, None);
+}
+
 /// A stream does not wait for a pause, as it has none; a file does.
 #[test]
 fn note_moving__a_stream_leaves_tcp_while_bytes_move() {

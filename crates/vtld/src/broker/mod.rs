@@ -2,6 +2,7 @@
 //! and applications. One thread opens and ends sessions (`control_broker/`), others run egress (`shard/`), or
 //! load grafts (`launcher.rs`); this module is the handle to them.
 
+mod bounds;
 mod by_tcp;
 mod control_broker;
 mod direct;
@@ -40,7 +41,10 @@ use serde_json::Value;
 use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
-use vtl_core::profile::{Profile, Source};
+use vtl_core::{
+    profile::{Profile, Source},
+    select::Bounds,
+};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
@@ -500,7 +504,7 @@ impl hooker::Broker for Handle {
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
             tolerant: held.is_tolerant(),
-            auto: auto(held.is_auto(), held.profile()),
+            auto: auto(held.is_auto(), held.profile(), held.bounds()),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -513,7 +517,7 @@ impl hooker::Broker for Handle {
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
             tolerant: flow.tolerant,
-            auto: auto(flow.auto, flow.profile),
+            auto: auto(flow.auto, flow.profile, flow.bounds),
         };
         self.flows.opened(flow, desired);
     }
@@ -525,8 +529,8 @@ impl hooker::Broker for Handle {
 }
 
 /// The mark of flows whose carrier is chosen, with the profile that they are expected to have.
-fn auto(is_auto: bool, profile: Option<Profile>) -> Option<Auto> {
-    is_auto.then_some(Auto { profile })
+fn auto(is_auto: bool, profile: Option<Profile>, bounds: Bounds) -> Option<Auto> {
+    is_auto.then_some(Auto { profile, bounds })
 }
 
 /// Loads the data plane in the calling thread's network namespace and starts the broker.

@@ -11,13 +11,14 @@
 //!   `flow/spread.rs`: spreads a flow over all of them.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
 //! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by what is known of them, as a rule's
-//!   conditions say, or the model (`select.rs`).
+//!   conditions say, or the model (`select.rs`), which keeps bounds where it can (`bounds.rs`).
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
 //! all on one thread (`thread.rs`).
 
 mod addresses;
+mod bounds;
 mod budget;
 mod carrier;
 mod congestion;

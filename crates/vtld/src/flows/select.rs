@@ -14,7 +14,7 @@ use vtl_core::{
     netmon::{Metrics, figures},
     profile::Profile,
     reconfigure::{Choice, DEFAULT_DWELL, Decision, ENOUGH_PACKETS, Engine},
-    select::CLASSES,
+    select::{Bounds, CLASSES},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -30,7 +30,7 @@ use super::{
 use crate::{events::emit, hooker::Over};
 
 /// Maximum age of figures that a peer has told: they come once a second, behind what the path loses.
-const TOLD_STALE: Duration = Duration::from_secs(5);
+pub(super) const TOLD_STALE: Duration = Duration::from_secs(5);
 /// Age up to which figures of earlier connections count for a new association.
 const KNOWN: Duration = Duration::from_secs(300);
 /// Interval of telling figures to a peer.
@@ -41,12 +41,15 @@ const GRAFT: &str = "graft:";
 /// Time without new bytes after which flows pause.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Marks associations whose carrier is chosen; those of different profiles are kept apart.
+/// Marks associations whose carrier is chosen; those of different profiles, and of different bounds, are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Auto {
     /// What was expected when the association began, by earlier flows or the port; `None`: nobody knew. What the flows'
     /// bytes show counts more ([`Peer::shown_profile`]).
     pub(crate) profile: Option<Profile>,
+    /// What the flows' rule bounds.
+    #[serde(default)]
+    pub(crate) bounds: Bounds,
 }
 
 /// What is known of an association that the model decides about, beside its [`Engine`].
@@ -135,6 +138,7 @@ impl Flows {
     fn follow_by_model(&self, peer: &Rc<Peer>, auto: Auto) -> Rc<Following> {
         let choice = ByModel::choice_of(peer.settled_target().as_ref());
         let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
+        let engine = engine.with_bounds(auto.bounds);
         let following = Following::new(By::Model(ByModel::default()), engine);
         peer.follow_anew(&following);
         following
@@ -181,6 +185,7 @@ impl Flows {
         engine.note_moving(is_moving);
         engine.set_profile(peer.shown_profile().or(auto.profile));
         drop(engine);
+        self.follow_bounds(peer, &following, direction);
         peer.sample(&following, metrics.as_ref());
     }
 
@@ -269,7 +274,13 @@ impl Peer {
             let current = ByModel::class(engine.made());
             match engine.decision() {
                 None => format!("auto: {current}, too little is known of the path yet"),
-                Some(decision) => short(decision, current),
+                Some(decision) => match engine.passed_over(following.now_ns()) {
+                    Some(over) => {
+                        let bounds = engine.bounds();
+                        format!("auto: {current}, as {over} does not keep {bounds}")
+                    }
+                    None => short(decision, current),
+                },
             }
         });
         reason.unwrap_or_else(|| "auto: vtl select is off".to_owned())
@@ -281,6 +292,9 @@ impl Peer {
             peer: self.key.peer,
             association: Some(self.key.tag),
             profile: auto.profile.map(|profile| profile.to_string()),
+            max_delay_ms: (auto.bounds.max_delay).map(|max| max.as_secs_f64() * 1e3),
+            min_throughput_mbit: (auto.bounds.min_throughput).map(|min| min as f64 / 1e6),
+            missed: Vec::new(),
             carrier: ByModel::class(None).to_owned(),
             flows: self.count_flows(),
             direction: None,
@@ -301,6 +315,7 @@ impl Peer {
             let decision = engine.decision();
             SelectedPath {
                 profile: engine.profile().map(|profile| profile.to_string()),
+                missed: engine.missed().map(|bound| bound.to_string()).collect(),
                 carrier: ByModel::class(engine.made()).to_owned(),
                 direction: direction.map(|direction| direction.name().to_owned()),
                 min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
@@ -318,7 +333,7 @@ impl Peer {
     }
 
     /// The figures that the peer has told, of at most this age.
-    fn told(&self, age: Duration) -> Option<Metrics> {
+    pub(super) fn told(&self, age: Duration) -> Option<Metrics> {
         let (at, metrics) = self.told.get()?;
         (at.elapsed() <= age).then_some(metrics)
     }

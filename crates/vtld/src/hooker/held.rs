@@ -27,7 +27,7 @@ use super::{
     sock,
 };
 use crate::{network::Network, panics};
-use vtl_core::profile::Profile;
+use vtl_core::{profile::Profile, select::Bounds};
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowName},
@@ -455,6 +455,11 @@ impl HeldConnect {
     /// Whether the carrier is chosen by path and application.
     pub fn is_auto(&self) -> bool {
         self.0.wish.auto
+    }
+
+    /// What the choice is to keep.
+    pub fn bounds(&self) -> Bounds {
+        self.0.wish.bounds
     }
 
     /// The profile of the application to choose by, as far as it was known when the connect came.

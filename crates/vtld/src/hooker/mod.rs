@@ -56,7 +56,10 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_control::OpenedConnection;
-use vtl_core::profile::{Profile, Source};
+use vtl_core::{
+    profile::{Profile, Source},
+    select::Bounds,
+};
 use vtl_proto::frame::FlowName;
 
 use vtl_proto::carrier::Kind;
@@ -147,6 +150,8 @@ pub struct ClientFlow {
     pub rule: Option<Arc<str>>,
     /// Whether the carrier is chosen by path and application.
     pub auto: bool,
+    /// What the choice is to keep.
+    pub bounds: Bounds,
     /// The profile of the application to choose by, as far as it was known when the connect came.
     pub profile: Option<Profile>,
     /// What the application executes, if that is known.

@@ -429,6 +429,7 @@ impl Worker {
             kind: held.kind(),
             rule: held.rule().cloned(),
             auto: held.is_auto(),
+            bounds: held.bounds(),
             profile: held.profile(),
             exe: held.executable().cloned(),
             tolerant: held.is_tolerant(),

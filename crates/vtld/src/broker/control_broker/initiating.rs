@@ -10,6 +10,7 @@ use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
 use vtl_core::{
     mtud::max_payload,
+    select::Bounds,
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
@@ -26,6 +27,7 @@ use vtl_proto::{
 
 use super::{
     super::{
+        bounds::{self, SessionBounds},
         now_ns,
         peers::{Exit, Next},
         random_token,
@@ -159,7 +161,14 @@ impl ControlBroker {
             return Err("the daemon is stopping".into());
         }
         let (local, mtu) = self.way_to(peer, wish)?;
-        let grafts = self.candidates(wish, port)?;
+        let mut grafts = self.candidates(wish, port)?;
+        let stated = match port {
+            GRAFT_PORT => Bounds::default(), // flows have none, or their own
+            _ => bounds::of(&wish.wanted.qos),
+        };
+        if let Some(path) = self.monitor.recent(peer, bounds::KNOWN) {
+            bounds::choose(&stated, peer, &path, &mut grafts)?;
+        }
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -234,6 +243,7 @@ impl ControlBroker {
             session.port_there = port_there;
         }
         session.is_beside = wish.from.is_some();
+        session.bounds = SessionBounds::new(stated).map(Box::new);
         session.preferred = preferred;
         session.required = wish.wanted.required();
         session.expected = expected;
