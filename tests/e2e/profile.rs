@@ -82,6 +82,9 @@ fn profile__a_stream_by_its_bytes_moves_and_the_next_one_begins_there() {
     assert!(sink.line().contains("ready"));
     world.hook_port(PORT);
 
+    // What is chosen, not what a few explore.
+    let mut learn = world.vtl(Host::Client, &["select", "learn", "off"]);
+    assert!(learn.status().expect("vtl runs").success());
     // Nothing is known of the path, nor of the port; then of both.
     let _first = world.auto(python3(), STREAM);
     until("the stream goes by the graft", || {

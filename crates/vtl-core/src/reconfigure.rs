@@ -91,6 +91,8 @@ pub struct Engine {
     states: Vec<State>,
     model: Option<Model>,
     bounds: BoundWatch,
+    /// What flows have taught to choose instead of what the model wants most.
+    learnt: Option<Choice>,
     /// By condition or class; the last one is that of the rule's own carrier.
     failures: Vec<Failures>,
     current: Choice,
@@ -113,6 +115,7 @@ impl Engine {
             states: vec![State::default(); count],
             model: None,
             bounds: BoundWatch::new(Bounds::default()),
+            learnt: None,
             failures: vec![Failures::default(); count + 1],
             current: None,
             former: None,
@@ -165,11 +168,25 @@ impl Engine {
     /// Has a model keep these bounds where it can.
     #[must_use]
     pub fn with_bounds(mut self, bounds: Bounds) -> Self {
-        if let Some(model) = &mut self.model {
-            model.rank_all(!bounds.is_none());
+        if self.model.is_some() {
             self.bounds = BoundWatch::among(bounds, self.failures.len());
         }
         self
+    }
+
+    /// What the model wants, best first; empty before its first decision.
+    pub fn wanted(&self) -> &[Choice] {
+        self.model.as_ref().map_or(&[], Model::wanted)
+    }
+
+    /// Has what flows have taught come first, once the model has decided; `None`: the model's choice.
+    pub fn set_learnt(&mut self, learnt: Option<Choice>) {
+        self.learnt = learnt;
+    }
+
+    /// What decides, if flows have taught it.
+    pub fn follows_learnt(&self) -> bool {
+        self.learnt == Some(self.current) && self.wanted().first() != Some(&self.current)
     }
 
     /// The bounds that it keeps where it can.
@@ -326,7 +343,9 @@ impl Engine {
         let holding = (0..self.states.len()).filter(|i| self.states[*i].holds);
         let found = match &self.model {
             Some(model) => {
-                let mut wanted = model.wanted().iter().copied().filter(may_be);
+                let learnt = self.learnt.filter(|_| !model.wanted().is_empty());
+                let wanted = learnt.into_iter().chain(model.wanted().iter().copied());
+                let mut wanted = wanted.filter(may_be);
                 let stays = Some(self.current).filter(may_be);
                 // If none keeps the bounds, nothing is won by a change.
                 wanted

@@ -71,3 +71,47 @@ pub struct SelectedPath {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_s: Option<f64>,
 }
+
+/// What flows of the carrier `auto` have taught. Answers [`Request::SelectLessons`](crate::Request::SelectLessons).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lessons {
+    /// Whether it learns, and chooses by it.
+    pub on: bool,
+    /// A page, sorted by host and profile.
+    pub lessons: Vec<Lesson>,
+    /// First index of the next page, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub more: Option<usize>,
+}
+
+/// What flows to a host have taught.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lesson {
+    /// The other host.
+    pub peer: IpAddr,
+    /// The profile that the applications were expected to have; `None`: unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// What the model chooses.
+    pub model: String,
+    /// What is chosen instead; `None`: nothing was learnt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learnt: Option<String>,
+    /// By carrier and size of the flows.
+    pub outcomes: Vec<LessonOutcome>,
+}
+
+/// What flows of some size have reached by a carrier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LessonOutcome {
+    /// The carrier.
+    pub carrier: String,
+    /// The least bytes of such flows; the most are four times as many, where there are larger ones.
+    pub bytes_from: u64,
+    /// Their rate while bytes moved, a mean in which later ones count more, Mbit/s.
+    pub rate_mbit: f64,
+    /// How many.
+    pub flows: u64,
+    /// The age of the latest, seconds.
+    pub age_s: f64,
+}

@@ -521,3 +521,46 @@ fn select__has_this_form() {
         }),
     );
 }
+
+#[test]
+fn lessons__have_this_form() {
+    let lesson = Lesson {
+        peer: "192.0.2.1".parse().unwrap(),
+        profile: None,
+        model: "tcp".to_owned(),
+        learnt: None,
+        outcomes: Vec::new(),
+    };
+    let learnt = Lesson {
+        profile: Some("loss-sensitive".to_owned()),
+        learnt: Some("graft:stream".to_owned()),
+        outcomes: vec![LessonOutcome {
+            carrier: "tcp".to_owned(),
+            bytes_from: 65_536,
+            rate_mbit: 2.5,
+            flows: 9,
+            age_s: 3.5,
+        }],
+        ..lesson.clone()
+    };
+    form!(
+        Lessons {
+            on: true,
+            lessons: vec![lesson, learnt],
+            more: Some(100),
+        },
+        json!({
+            "on": true,
+            "lessons": [
+                { "peer": "192.0.2.1", "model": "tcp", "outcomes": [] },
+                {
+                    "peer": "192.0.2.1", "profile": "loss-sensitive", "model": "tcp", "learnt": "graft:stream",
+                    "outcomes": [
+                        { "carrier": "tcp", "bytes_from": 65_536, "rate_mbit": 2.5, "flows": 9, "age_s": 3.5 },
+                    ],
+                },
+            ],
+            "more": 100,
+        }),
+    );
+}

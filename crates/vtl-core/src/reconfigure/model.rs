@@ -19,7 +19,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// choice of one must not take its reason away.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
-/// What is left where the model wants something of which it has no shares: a graft that keeps queues short, and BBR.
+/// What comes behind where the model was not asked, so that there are no shares: a graft that keeps queues short, and BBR.
 const REST: [Choice; 2] = [Some(2), UNKNOWN];
 
 /// Loss up to which TCP that BBR takes over does well.
@@ -61,13 +61,11 @@ pub(super) struct Model {
     last: Option<Observation>,
     /// The rate measured last, Mbit/s, and when.
     rate: Option<(u64, f64)>,
-    /// The classes, best first, up to the default.
+    /// The classes, best first.
     wanted: Vec<Choice>,
     decision: Option<Decision>,
     /// The loss told last.
     loss: Option<f64>,
-    /// What is wanted goes on behind the default and behind what is sure: the first ones may be passed over.
-    ranks_all: bool,
 }
 
 impl Model {
@@ -79,7 +77,6 @@ impl Model {
             wanted: Vec::new(),
             decision: None,
             loss: None,
-            ranks_all: false,
         }
     }
 
@@ -92,11 +89,6 @@ impl Model {
             _ => BBR_LOSS,
         };
         self.loss.is_some_and(|loss| loss < limit)
-    }
-
-    /// Whether all classes are wanted, in the order of what they won.
-    pub(super) fn rank_all(&mut self, all: bool) {
-        self.ranks_all = all;
     }
 
     pub(super) fn profile(&self) -> Option<Profile> {
@@ -197,22 +189,10 @@ impl Model {
         if decision.is_unsure {
             self.wanted.push(UNKNOWN);
         }
-        if !decision.is_unsure || self.ranks_all {
-            for choice in ranked.map(choice_of) {
-                if !self.wanted.contains(&choice) {
-                    self.wanted.push(choice);
-                }
-                if choice.is_none() && !self.ranks_all {
-                    break; // that can always be had
-                }
-            }
-        }
-        if self.ranks_all {
-            // Where the model was not asked there are no shares.
-            for choice in REST {
-                if !self.wanted.contains(&choice) {
-                    self.wanted.push(choice);
-                }
+        // TCP can always be had; what comes behind it is for those that pass it over.
+        for choice in ranked.map(choice_of).chain(REST) {
+            if !self.wanted.contains(&choice) {
+                self.wanted.push(choice);
             }
         }
         self.decision = Some(decision);

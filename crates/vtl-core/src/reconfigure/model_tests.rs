@@ -453,3 +453,33 @@ fn note_moving__a_stream_leaves_tcp_while_bytes_move() {
         assert_eq!(sample(&mut engine, 1000, &long(200)), to, "{profile}");
     }
 }
+
+#[test]
+fn set_learnt__comes_first_once_the_model_has_decided() {
+    let mut engine = engine();
+    engine.set_learnt(Some(STREAM));
+    assert_eq!(sample(&mut engine, 0, &near(100)), None, "nothing decided");
+    assert!(engine.wanted().is_empty() && !engine.follows_learnt());
+    assert_eq!(sample(&mut engine, 1000, &near(200)), Some(STREAM));
+    engine.succeeded();
+    assert!(engine.follows_learnt());
+    // What is wanted goes on behind TCP, each class once.
+    let wanted = engine.wanted();
+    assert!([None, UNKNOWN, STREAM].iter().all(|of| wanted.contains(of)));
+    assert!(
+        wanted
+            .iter()
+            .enumerate()
+            .all(|(i, of)| !wanted[..i].contains(of))
+    );
+    // It fails: the model's choice.
+    assert_eq!(sample(&mut engine, 2000, &near(300)), None);
+    engine.lost(2000 * MS);
+    assert_eq!(sample(&mut engine, 11_000, &near(400)), Some(None));
+    engine.succeeded();
+    // What is forgotten no longer counts.
+    engine.set_learnt(None);
+    for ms in (12_000..60_000).step_by(1000) {
+        assert_eq!(sample(&mut engine, ms, &near(ms)), None, "{ms}");
+    }
+}

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod choice;
+pub mod learn;
 mod sure;
 
 use vtl_tree::{Attribute, Value};

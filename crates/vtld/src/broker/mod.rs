@@ -492,8 +492,8 @@ impl hooker::Broker for Handle {
         self.flows.is_there() && self.pulse.is_there()
     }
 
-    fn profile(&self, source: &Source) -> Option<Profile> {
-        self.flows.profile(source)
+    fn expect(&self, source: &Source, may_explore: bool) -> (Option<Profile>, Option<u8>) {
+        self.flows.expect(source, may_explore)
     }
 
     fn name_flow(&self, held: &HeldConnect) -> FlowName {
@@ -504,7 +504,7 @@ impl hooker::Broker for Handle {
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
             tolerant: held.is_tolerant(),
-            auto: auto(held.is_auto(), held.profile(), held.bounds()),
+            auto: auto(held.is_auto(), held.expected(), held.bounds()),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -517,7 +517,7 @@ impl hooker::Broker for Handle {
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
             tolerant: flow.tolerant,
-            auto: auto(flow.auto, flow.profile, flow.bounds),
+            auto: auto(flow.auto, flow.expected, flow.bounds),
         };
         self.flows.opened(flow, desired);
     }
@@ -528,9 +528,17 @@ impl hooker::Broker for Handle {
     }
 }
 
-/// The mark of flows whose carrier is chosen, with the profile that they are expected to have.
-fn auto(is_auto: bool, profile: Option<Profile>, bounds: Bounds) -> Option<Auto> {
-    is_auto.then_some(Auto { profile, bounds })
+/// The mark of flows whose carrier is chosen, with the profile that they are expected to have, and what they explore.
+fn auto(
+    is_auto: bool,
+    (profile, explores): (Option<Profile>, Option<u8>),
+    bounds: Bounds,
+) -> Option<Auto> {
+    is_auto.then_some(Auto {
+        profile,
+        bounds,
+        explores,
+    })
 }
 
 /// Loads the data plane in the calling thread's network namespace and starts the broker.

@@ -11,7 +11,7 @@
 //!   `flow/spread.rs`: spreads a flow over all of them.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
 //! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by what is known of them, as a rule's
-//!   conditions say, or the model (`select.rs`), which keeps bounds where it can (`bounds.rs`).
+//!   conditions say, or the model (`select.rs`), which keeps bounds where it can (`bounds.rs`), and which flows correct (`learn.rs`).
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
@@ -28,6 +28,7 @@ mod gateway;
 mod grants;
 mod handover;
 mod keeper;
+mod learn;
 mod licence;
 mod measure;
 mod parts;
@@ -76,6 +77,7 @@ use carrier::Endpoint;
 pub use carrier::process::{drop_privileges, run};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
+use learn::Teacher;
 use peer::Peer;
 use profile::{Observer, Profiles};
 pub(crate) use reconfigure::RuleState;
@@ -176,6 +178,8 @@ pub(crate) struct Names {
     without_bbr: Mutex<HashSet<Key>>,
     /// Profiles of earlier flows: those of different profiles have associations of their own.
     profiles: Arc<Profiles>,
+    /// What flows have taught.
+    teacher: Teacher,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -459,7 +463,8 @@ impl Flows {
             option::keep_alive(&flow.app, option::IDLE_S, option::IDLE_AGAIN_S);
         }
         let ends = Ends::new(flow.app, flow.tcp, None);
-        let observer = Observer::new(flow.dest, flow.exe.as_ref(), &self.names.profiles);
+        let (exe, profiles) = (flow.exe.as_ref(), &self.names.profiles);
+        let observer = Observer::new(flow.dest, exe, profiles, flow.desired.auto.is_some());
         let addresses = [flow.src, flow.dest];
         self.start(&peer, id, ends, addresses, observer, is_tolerant);
     }

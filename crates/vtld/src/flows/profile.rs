@@ -10,7 +10,7 @@ use std::{
 use vtl_core::profile::{Cache, Classifier, Profile, Source, Verdict};
 use vtl_proto::frame::Side;
 
-use super::now_ns;
+use super::{learn::Course, now_ns};
 use crate::hooker::Executable;
 
 /// The profiles of earlier flows that this host has opened. Shared by threads.
@@ -55,14 +55,18 @@ pub(super) struct Observer {
     classifier: RefCell<Option<Classifier>>,
     /// Where the verdict is noted for later flows, if this host has opened the flow.
     notes: Option<(Source, Arc<Profiles>)>,
+    /// Of a flow that may teach what its carrier is worth.
+    course: Option<Course>,
 }
 
 impl Observer {
-    /// The observer of a new flow that this host opens. `exe`: what its application executes, if that is known.
+    /// The observer of a new flow that this host opens. `exe`: what its application executes, if that is known; `teaches`:
+    /// its carrier is chosen.
     pub(super) fn new(
         dest: SocketAddr,
         exe: Option<&Executable>,
         profiles: &Arc<Profiles>,
+        teaches: bool,
     ) -> Self {
         let name = exe.map(|exe| exe.name.as_str());
         let program = exe.map(|exe| exe.program);
@@ -70,6 +74,7 @@ impl Observer {
         Self {
             opener: Side::Local,
             notes: Some((source, Arc::clone(profiles))),
+            course: teaches.then(Course::new),
             ..Self::with(Some(Classifier::new(name, dest.port())))
         }
     }
@@ -90,6 +95,7 @@ impl Observer {
             began: Instant::now(),
             classifier: RefCell::new(classifier),
             notes: None,
+            course: None,
         }
     }
 
@@ -107,6 +113,25 @@ impl Observer {
         if let (Some(verdict), Some((source, profiles))) = (classifier.verdict(), &self.notes) {
             profiles.note(*source, verdict.profile);
         }
+    }
+
+    /// Notes that the flow goes by something else from now on. `bytes`: moved before.
+    pub(super) fn note_moved(&self, bytes: u64) {
+        if let Some(course) = &self.course {
+            course.begin(bytes);
+        }
+    }
+
+    /// Notes that bytes of the flow move.
+    pub(super) fn note_moving(&self) {
+        if let Some(course) = &self.course {
+            course.note_moving();
+        }
+    }
+
+    /// The course of a flow that may teach something.
+    pub(super) fn course(&self) -> Option<&Course> {
+        self.course.as_ref()
     }
 
     /// Whether there is no verdict yet.
@@ -143,7 +168,7 @@ mod tests {
 
     fn verdict(opener: Side, by: Side, bytes: &[u8]) -> Option<String> {
         let observer = match opener {
-            Side::Local => Observer::new(dest(), None, &Arc::default()),
+            Side::Local => Observer::new(dest(), None, &Arc::default(), false),
             Side::Peer => Observer::of_peer(dest()),
         };
         observer.look(by, bytes);
@@ -184,7 +209,7 @@ mod tests {
             Some(Profile::LossSensitive),
             "the port"
         );
-        let observer = Observer::new(dest(), Some(&player), &profiles);
+        let observer = Observer::new(dest(), Some(&player), &profiles, false);
         observer.look(Side::Local, b"DESCRIBE rtsp://h/s RTSP/1.0\r\n\r\n");
         assert_eq!(observer.profile(), Some(Profile::TimeSensitive));
         assert_eq!(expected(Some(&player)), Some(Profile::TimeSensitive));
@@ -197,7 +222,7 @@ mod tests {
         Observer::of_peer(dest()).look(Side::Peer, b"DESCRIBE rtsp://h/s RTSP/1.0\r\n\r\n");
         assert_eq!(expected(None), Some(Profile::LossSensitive));
         // The name counts where the bytes leave it open.
-        let observer = Observer::new(dest(), Some(&exe(9, "mpv")), &profiles);
+        let observer = Observer::new(dest(), Some(&exe(9, "mpv")), &profiles, false);
         observer.look(Side::Local, b"GET /film HTTP/1.1\r\nHost: h\r\n\r\n");
         observer.look(
             Side::Peer,

@@ -50,6 +50,9 @@ pub(crate) struct Auto {
     /// What the flows' rule bounds.
     #[serde(default)]
     pub(crate) bounds: Bounds,
+    /// The flows explore this place among [`CLASSES`]: what they go by, whatever the model says.
+    #[serde(default)]
+    pub(crate) explores: Option<u8>,
 }
 
 /// What is known of an association that the model decides about, beside its [`Engine`].
@@ -124,6 +127,9 @@ impl Flows {
         let Some(auto) = peer.auto().filter(|_| self.limits.selection.is_on()) else {
             return;
         };
+        if let Some(explored) = auto.explored() {
+            return self.follow_explored(peer, auto, explored);
+        }
         let following = self.follow_by_model(peer, auto);
         if let Some(metrics) = self.known(peer) {
             let mut engine = following.engine.borrow_mut();
@@ -165,6 +171,9 @@ impl Flows {
             }
             return;
         }
+        if let Some(explored) = auto.explored() {
+            return self.follow_explored(peer, auto, explored);
+        }
         let known = peer.following.borrow().clone();
         let following = known.unwrap_or_else(|| self.follow_by_model(peer, auto));
         let By::Model(by) = &following.by else {
@@ -185,6 +194,7 @@ impl Flows {
         engine.note_moving(is_moving);
         engine.set_profile(peer.shown_profile().or(auto.profile));
         drop(engine);
+        self.learn(peer, auto, Some(&*following));
         self.follow_bounds(peer, &following, direction);
         peer.sample(&following, metrics.as_ref());
     }
@@ -274,6 +284,10 @@ impl Peer {
             let current = ByModel::class(engine.made());
             match engine.decision() {
                 None => format!("auto: {current}, too little is known of the path yet"),
+                Some(decision) if engine.follows_learnt() => {
+                    let model = decision.explanation.class;
+                    format!("auto: {current}, as flows have taught (vtl select learn list); the model says {model}")
+                }
                 Some(decision) => match engine.passed_over(following.now_ns()) {
                     Some(over) => {
                         let bounds = engine.bounds();
@@ -283,7 +297,12 @@ impl Peer {
                 },
             }
         });
-        reason.unwrap_or_else(|| "auto: vtl select is off".to_owned())
+        let explored = self.auto().and_then(|auto| auto.explored());
+        let explores = explored.filter(|of| self.condition_target() == Some(ByModel::target(*of)));
+        reason.unwrap_or_else(|| match explores {
+            Some(of) => format!("auto: {}, which a few flows explore", ByModel::class(of)),
+            None => "auto: vtl select is off".to_owned(),
+        })
     }
 
     fn selected(&self, on: bool) -> Option<SelectedPath> {
@@ -295,7 +314,7 @@ impl Peer {
             max_delay_ms: (auto.bounds.max_delay).map(|max| max.as_secs_f64() * 1e3),
             min_throughput_mbit: (auto.bounds.min_throughput).map(|min| min as f64 / 1e6),
             missed: Vec::new(),
-            carrier: ByModel::class(None).to_owned(),
+            carrier: ByModel::class(auto.explored().filter(|_| on).flatten()).to_owned(),
             flows: self.count_flows(),
             direction: None,
             min_rtt_ms: None,

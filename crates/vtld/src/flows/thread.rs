@@ -13,8 +13,11 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus, What};
-use vtl_core::profile::{Profile, Source};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, Learning, Lessons, SelectStatus, What};
+use vtl_core::{
+    profile::{Profile, Source},
+    select::learn::Destination,
+};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
@@ -158,9 +161,47 @@ impl Handle {
         self.shared.names.serves(host)
     }
 
-    /// The profile that flows of this kind are expected to have.
-    pub(crate) fn profile(&self, source: &Source) -> Option<Profile> {
-        self.shared.names.profiles.expected(source)
+    /// The profile that a flow of this kind is expected to have, and the carrier that it explores, if it may.
+    pub(crate) fn expect(
+        &self,
+        source: &Source,
+        may_explore: bool,
+    ) -> (Option<Profile>, Option<u8>) {
+        let Names {
+            profiles, teacher, ..
+        } = &*self.shared.names;
+        let profile = profiles.expected(source);
+        let destination = Destination {
+            host: source.dest.ip().to_canonical(),
+            profile,
+        };
+        let explores = may_explore && self.shared.limits.selection.learns();
+        (
+            profile,
+            explores.then(|| teacher.explore(&destination)).flatten(),
+        )
+    }
+
+    /// What flows have taught: a page from an index on.
+    pub(crate) fn lessons(&self, from: usize) -> Lessons {
+        let on = self.shared.limits.selection.learns();
+        self.shared.names.teacher.lessons(from, on)
+    }
+
+    /// Turns learning on or off, or has what was learnt forgotten.
+    ///
+    /// # Errors
+    /// The change does not outlive this daemon, or is not made.
+    pub(crate) fn learn(&self, learning: Learning) -> Result<(), String> {
+        match learning {
+            Learning::On => self.shared.limits.selection.set_learns(true)?,
+            Learning::Off => self.shared.limits.selection.set_learns(false)?,
+            Learning::Reset => self.shared.names.teacher.reset(),
+        }
+        tracing::info!(?learning, "select: learning of flows was changed");
+        // Flows that run follow.
+        let _ = self.ask(Command::Select);
+        Ok(())
     }
 
     /// Allocates the name of the next flow between two addresses. `required`: without fallback to TCP.

@@ -213,7 +213,7 @@ impl Flows {
         let ends = [app, syn.target()];
         let id = self.enter(syn, event.cookie, None)?;
         let exe = Executable::of(&event.exe);
-        let profile = shared.profile(&wish, dest, exe.as_ref());
+        let expected = shared.expect(&wish, dest, exe.as_ref());
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -225,7 +225,7 @@ impl Flows {
             src: app,
             wish,
             exe,
-            profile,
+            expected,
             forwarded: None,
             via: None,
             answered: false,
@@ -263,7 +263,7 @@ impl Flows {
             src,
             wish: via.wish.clone(),
             exe: None,
-            profile: shared.profile(&via.wish, dest, None),
+            expected: shared.expect(&via.wish, dest, None),
             forwarded: Some(forwarded),
             via: Some(via),
             answered: false,
@@ -410,7 +410,7 @@ struct Held {
     src: SocketAddr,
     wish: Wish,
     exe: Option<Executable>,
-    profile: Option<Profile>,
+    expected: (Option<Profile>, Option<u8>),
     forwarded: Option<Forwarded>,
     via: Option<gateway::Via>,
     answered: bool,
@@ -462,9 +462,10 @@ impl HeldConnect {
         self.0.wish.bounds
     }
 
-    /// The profile of the application to choose by, as far as it was known when the connect came.
-    pub fn profile(&self) -> Option<Profile> {
-        self.0.profile
+    /// The profile of the application to choose by, as far as it was known when the connect came, and the carrier that it
+    /// explores.
+    pub fn expected(&self) -> (Option<Profile>, Option<u8>) {
+        self.0.expected
     }
 
     /// What the application executes, if that is known.

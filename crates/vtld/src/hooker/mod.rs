@@ -152,8 +152,9 @@ pub struct ClientFlow {
     pub auto: bool,
     /// What the choice is to keep.
     pub bounds: Bounds,
-    /// The profile of the application to choose by, as far as it was known when the connect came.
-    pub profile: Option<Profile>,
+    /// The profile of the application to choose by, as far as it was known when the connect came, and the carrier that the
+    /// flow explores.
+    pub expected: (Option<Profile>, Option<u8>),
     /// What the application executes, if that is known.
     pub exe: Option<Executable>,
     /// Whether its hook or rule marks it loss-tolerant.
@@ -185,9 +186,10 @@ pub trait Broker: Send + Sync + 'static {
     /// Allocates the name that the SYN of a flow's TCP connection announces.
     fn name_flow(&self, held: &HeldConnect) -> FlowName;
 
-    /// The profile that connections of this kind had before, or that the port tells.
-    fn profile(&self, source: &Source) -> Option<Profile> {
-        Profile::of(source.dest.port())
+    /// The profile that connections of this kind had before, or that the port tells; and if it may, the carrier that this
+    /// one explores, a place among `vtl_core::select::CLASSES`.
+    fn expect(&self, source: &Source, _may_explore: bool) -> (Option<Profile>, Option<u8>) {
+        (Profile::of(source.dest.port()), None)
     }
 
     /// Whether there is an association with the host.
@@ -272,11 +274,21 @@ impl Drop for LockedHooks<'_> {
 }
 
 impl Shared {
-    /// The profile to choose a connection's carrier by; `None` where nothing is chosen, too.
-    fn profile(&self, wish: &Wish, dest: SocketAddr, exe: Option<&Executable>) -> Option<Profile> {
+    /// The profile to choose a connection's carrier by, and the one that it explores; nothing where nothing is chosen.
+    fn expect(
+        &self,
+        wish: &Wish,
+        dest: SocketAddr,
+        exe: Option<&Executable>,
+    ) -> (Option<Profile>, Option<u8>) {
         let program = exe.map(|exe| exe.program);
         let source = Source { dest, program };
-        wish.auto.then(|| self.broker.profile(&source)).flatten()
+        // Never one with requirements.
+        let may_explore = wish.bounds.is_none() && !wish.required;
+        match wish.auto {
+            true => self.broker.expect(&source, may_explore),
+            false => (None, None),
+        }
     }
 
     // Poisoning is harmless: no critical section panics half-way through an update.

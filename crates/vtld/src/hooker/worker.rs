@@ -430,7 +430,7 @@ impl Worker {
             rule: held.rule().cloned(),
             auto: held.is_auto(),
             bounds: held.bounds(),
-            profile: held.profile(),
+            expected: held.expected(),
             exe: held.executable().cloned(),
             tolerant: held.is_tolerant(),
             app: held,
