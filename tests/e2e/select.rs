@@ -400,7 +400,7 @@ fn select__connections_teach() {
     // The first ones are over before the model has decided.
     until("an outcome", || {
         assert!(world.auto_curl(&["-o", "/dev/null", &url]).wait().success());
-        listed(&world)["lessons"][0]["outcomes"].is_array()
+        listed(&world)["lessons"][0]["outcomes"][0].is_object()
     });
     let lessons = listed(&world);
     let outcome = &lessons["lessons"][0]["outcomes"][0];
