@@ -21,7 +21,7 @@ use vtl_core::{
 use vtl_proto::{carrier::Kind, frame::FlowId};
 
 use super::{
-    Flows, PAGE,
+    Flows,
     flow::State,
     now_ns,
     peer::Peer,
@@ -34,6 +34,8 @@ use crate::broker::random_token;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Of a flow's bytes at least so many fifths have to be by what it ends by.
 const MOST: u64 = 4;
+/// Lessons in one message: each may have an outcome of every class and size.
+const LESSONS: usize = 32;
 /// Outcomes that wait to be noted, of an association.
 const WAITING: usize = 64;
 
@@ -106,9 +108,9 @@ impl Teacher {
     /// What was learnt: a page from an index on.
     pub(super) fn lessons(&self, from: usize, on: bool) -> Lessons {
         let rows = self.known().learner.rows(now_ns(self.began));
-        let end = from.saturating_add(PAGE);
+        let end = from.saturating_add(LESSONS);
         let more = (rows.len() > end).then_some(end);
-        let page = rows.into_iter().skip(from).take(PAGE);
+        let page = rows.into_iter().skip(from).take(LESSONS);
         let lessons = page.map(lesson).collect();
         Lessons { on, lessons, more }
     }
