@@ -6,6 +6,7 @@ use super::*;
 use crate::document::DOCUMENT;
 
 /// One of each kind, with its fields.
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn samples() -> Vec<Value> {
     let flow = |event: &str, more: Value| {
         let ends = json!({ "flow": 7, "local": "192.0.2.1:40000", "peer": "192.0.2.2:80" });

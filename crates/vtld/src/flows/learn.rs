@@ -111,12 +111,12 @@ impl Teacher {
         let end = from.saturating_add(LESSONS);
         let more = (rows.len() > end).then_some(end);
         let page = rows.into_iter().skip(from).take(LESSONS);
-        let lessons = page.map(lesson).collect();
+        let lessons = page.map(|row| lesson(&row)).collect();
         Lessons { on, lessons, more }
     }
 }
 
-fn lesson(row: Row) -> Lesson {
+fn lesson(row: &Row) -> Lesson {
     let outcomes = row
         .shown
         .iter()

@@ -162,13 +162,7 @@ impl ControlBroker {
         }
         let (local, mtu) = self.way_to(peer, wish)?;
         let mut grafts = self.candidates(wish, port)?;
-        let stated = match port {
-            GRAFT_PORT => Bounds::default(), // flows have none, or their own
-            _ => bounds::of(&wish.wanted.qos),
-        };
-        if let Some(path) = self.monitor.recent(peer, bounds::KNOWN) {
-            bounds::choose(&stated, peer, &path, &mut grafts)?;
-        }
+        let stated = self.bounded(peer, port, wish, &mut grafts)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -261,6 +255,27 @@ impl ControlBroker {
         }
         self.open_timer(sid, now);
         Ok(sid)
+    }
+
+    /// The bounds that an application has stated, by which the grafts are ordered.
+    ///
+    /// # Errors
+    /// The path is known not to keep them, in a sentence.
+    fn bounded(
+        &self,
+        peer: IpAddr,
+        port: u16,
+        wish: &Wish,
+        grafts: &mut [GraftInfo],
+    ) -> Result<Bounds, String> {
+        let stated = match port {
+            GRAFT_PORT => Bounds::default(), // flows have none, or their own
+            _ => bounds::of(&wish.wanted.qos),
+        };
+        if let Some(path) = self.monitor.recent(peer, bounds::KNOWN) {
+            bounds::choose(&stated, peer, &path, grafts)?;
+        }
+        Ok(stated)
     }
 
     /// The grafts to offer; never empty.
