@@ -9,10 +9,10 @@ use vtl_testbed::{Host, Link};
 
 use crate::harness::{Process, Spoken, World, python3, until};
 
-/// A path where a graft is better for a stream, and a file is left to TCP under BBR.
+/// A path where a graft is better for a stream, and a file is left to TCP under BBR, as 26 packets fit onto it.
 const RTT_MS: f64 = 40.0;
 const LOSS_PCT: f64 = 5.0;
-const MBIT: f64 = 20.0;
+const MBIT: f64 = 8.0;
 /// A port that tells nothing.
 const PORT: u16 = 9000;
 
