@@ -400,6 +400,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     /* A locally administered address that lo does not have. */
     static const __u8 nobody[ETH_ALEN] = {0x02, 0, 0, 0, 0, 0x01};
     struct vtl_captured *c = NULL;
+    struct vtl_exe *exe = NULL;
     struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
     struct vtl_syn *s;
@@ -425,18 +426,23 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     if (!s)
         return TC_ACT_SHOT;
     __builtin_memset(&s->dest, 0, sizeof(s->dest));
+    __builtin_memset(&s->exe, 0, sizeof(s->exe));
     s->wish = 0;
     s->cookie = bpf_get_socket_cookie(skb);
     s->mark = skb->mark;
     sk = skb->sk;
     if (sk)
         sk = bpf_sk_fullsock(sk);
-    if (sk)
+    if (sk) {
         c = bpf_sk_storage_get(&vtl_captured, sk, NULL, 0);
+        exe = bpf_sk_storage_get(&vtl_exes, sk, NULL, 0);
+    }
     if (c) {
         s->dest = c->dest;
         s->wish = c->wish;
     }
+    if (exe)
+        s->exe = *exe;
     len = off + tcp.doff * 4;
     if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(tcp) ||
         load_ip(skb, 0, s->packet, len)) {

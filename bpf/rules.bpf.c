@@ -54,37 +54,6 @@ struct {
     __type(value, __u8);
 } vtl_addresses SEC(".maps");
 
-/* The kernel's structs, by CO-RE: from a task to its executable, and to its open files. */
-struct super_block {
-    __u32 s_dev;
-} __attribute__((preserve_access_index));
-
-struct inode {
-    unsigned long i_ino;
-    struct super_block *i_sb;
-} __attribute__((preserve_access_index));
-
-struct file {
-    struct inode *f_inode;
-} __attribute__((preserve_access_index));
-
-struct mm_struct {
-    struct file *exe_file;
-} __attribute__((preserve_access_index));
-
-struct fdtable {
-    struct file **fd;
-} __attribute__((preserve_access_index));
-
-struct files_struct {
-    struct fdtable *fdt;
-} __attribute__((preserve_access_index));
-
-struct task_struct {
-    struct mm_struct *mm;
-    struct files_struct *files;
-} __attribute__((preserve_access_index));
-
 /* Facts about a connect, the input of rules. */
 struct facts {
     struct vtl_endpoint dest;

@@ -175,7 +175,9 @@ fn moves(mut transfer: Transfer, direction: &str) {
     let chosen = transfer.chosen();
     assert_eq!(chosen["carrier"], "graft:stream", "{chosen}");
     assert_eq!(chosen["direction"], direction, "{chosen}");
-    assert_eq!(chosen["profile"], "time-and-loss-sensitive", "{chosen}");
+    // What the bytes have shown, as it is more than the port tells.
+    let shown = transfer.flows(Host::Client)[0]["profile"].clone();
+    assert!(shown.is_string() && chosen["profile"] == shown, "{chosen}");
     for figure in ["min_rtt_ms", "loss_pct", "packets", "since_s"] {
         assert!(chosen[figure].as_f64().is_some_and(|x| x > 0.0), "{chosen}");
     }
@@ -379,4 +381,50 @@ fn select__explains_a_path() {
     let nobody = ["select", "explain", "--path", "192.0.2.7"];
     let output = world.vtl(Host::Server, &nobody).output().expect("vtl runs");
     assert!(!output.status.success(), "{}", words(&output));
+}
+
+/// What connections have taught the client.
+fn listed(world: &World) -> Value {
+    let text = world.select(&["learn", "list", "--json"]);
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// What connections have taught is shown, forgotten, and not learnt any more, by command.
+#[test]
+fn select__connections_teach() {
+    let Some(mut world) = World::new("select-learn", &Link::new(NEAR_MS, 50.0)) else {
+        return;
+    };
+    world.serve("file", 1 << 20);
+    let url = url(world.servers()[0], "file");
+    // The first ones are over before the model has decided.
+    until("an outcome", || {
+        assert!(world.auto_curl(&["-o", "/dev/null", &url]).wait().success());
+        listed(&world)["lessons"][0]["outcomes"][0].is_object()
+    });
+    let lessons = listed(&world);
+    let outcome = &lessons["lessons"][0]["outcomes"][0];
+    assert_eq!(lessons["on"], true, "{lessons}");
+    assert_eq!(outcome["bytes_from"], 1 << 20, "{lessons}");
+    assert!(
+        outcome["rate_mbit"].as_f64().is_some_and(|rate| rate > 0.1),
+        "{lessons}"
+    );
+    let server = world.servers()[0].to_string();
+    let socket = world.socket(Host::Client);
+    let socket = socket.to_str().expect("UTF-8");
+    let explain = ["--socket", socket, "select", "explain", "--path", &server];
+    let output = world.vtl(Host::Client, &explain).output();
+    let output = output.expect("vtl runs");
+    let explained = String::from_utf8_lossy(&output.stdout).into_owned() + &words(&output);
+    assert!(explained.contains("Learnt of connections"), "{explained}");
+    world.select(&["learn", "off"]);
+    world.select(&["learn", "reset"]);
+    assert!(world.auto_curl(&["-o", "/dev/null", &url]).wait().success());
+    let text = world.select(&["learn", "list"]);
+    assert!(text.starts_with("learning: off\nlearnt: nothing"), "{text}");
+    world.take_over(Host::Client);
+    assert_eq!(listed(&world)["on"], false);
+    world.select(&["learn", "on"]);
+    assert_eq!(listed(&world)["on"], true);
 }

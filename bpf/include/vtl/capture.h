@@ -12,6 +12,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "vtl/exe.h"
 #include "vtl/hooker.h"
 
 enum {
@@ -225,6 +226,7 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     c->wish = wish;
     c->has_port = ctx->sk->src_port != 0;
     __builtin_memset(&c->local, 0, sizeof(c->local));
+    note_exe(ctx->sk);
     /* The socket may have had a captured connect before. */
     cookie = bpf_get_socket_cookie(ctx);
     bpf_map_delete_elem(&vtl_locals, &cookie);

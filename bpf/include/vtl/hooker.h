@@ -25,7 +25,7 @@ struct vtl_hook_config {
     __u32 mark;          /* SO_MARK of packets that vtld injects on lo; random, not 0 */
     __u16 capture_port4; /* host order; 0 = no capture of this family */
     __u16 capture_port6;
-    __u64 sees_exe; /* rules only; 1: this kernel shows programs the file that a task executes */
+    __u64 sees_exe; /* 1: this kernel shows programs the file that a task executes */
     __u64 near_ns;  /* how long a host stays near without another connection to it */
     __u64 far_us;   /* maximum round-trip time of a near host, microseconds */
 };
@@ -116,9 +116,20 @@ struct vtl_captured {
     __u32 has_port;            /* 1: the application has bound a port, and sees that one */
 };
 
+enum { VTL_EXE_NAME_MAX = 32 };
+
+/* The file that a process executes: what connections of one program have in common. */
+struct vtl_exe {
+    __u64 inode; /* 0 = unknown */
+    __u32 dev;   /* its device, in the kernel's form */
+    __u32 pad;
+    char name[VTL_EXE_NAME_MAX]; /* its last component, with a final 0; cut if longer */
+};
+
 /* A SYN held on lo: entry of the ring buffer `vtl_syns`. */
 struct vtl_syn {
     __u64 cookie;             /* the application's socket */
+    struct vtl_exe exe;       /* the application */
     struct vtl_endpoint dest; /* its destination; port 0 = this socket was never captured */
     __u32 mark;               /* SO_MARK of the application's socket */
     __u32 len;                /* bytes in use of `packet` */

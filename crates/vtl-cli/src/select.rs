@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use clap::Subcommand;
-use vtl_control::{Client, Done, Request, SelectStatus, SelectedPath};
+use vtl_control::{Client, Done, Learning, Lessons, Request, SelectStatus, SelectedPath};
 
 use crate::daemon::{self, SocketArgs};
 use crate::lab::{EXPLAIN, LabArgs};
@@ -32,6 +32,20 @@ rate       the bandwidth, of payload; with >= a lower bound, which the model doe
         #[arg(long)]
         json: bool,
     },
+    /// Have connections of auto teach what carriers are worth: on, off, forget it, or say what was learnt
+    #[command(
+        subcommand_required = true,
+        after_help = "Examples:\n  \
+            vtl select learn list              what was learnt of which host, and by which outcomes\n  \
+            vtl select learn list --json       the same for machines: an export\n  \
+            vtl select learn off               neither learn nor choose by it; stays over restarts of vtld\n\n\
+            Three in a hundred connections, by chance, go by another carrier than the one that is chosen; none that a\n\
+            rule names a carrier for, or bounds. on, off and reset need root."
+    )]
+    Learn {
+        #[command(subcommand)]
+        command: LearnCommand,
+    },
     #[command(about = EXPLAIN)]
     Explain(LabArgs),
     /// Measure what transfers take by each carrier over many links (by vtl-lab)
@@ -42,6 +56,23 @@ rate       the bandwidth, of payload; with >= a lower bound, which the model doe
     Evaluate(LabArgs),
     /// Say how far virtual time agrees with what was measured by real kernels (by vtl-lab)
     Compare(LabArgs),
+}
+
+/// Arguments of `vtl select learn`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LearnCommand {
+    /// Learn, and choose by it
+    On,
+    /// Do neither, until `vtl select learn on`
+    Off,
+    /// Forget what was learnt
+    Reset,
+    /// Say what was learnt
+    List {
+        /// Write JSON for machines instead of text
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// Runs a subcommand of `vtl select`.
@@ -58,6 +89,7 @@ pub(crate) fn run(command: &SelectCommand, socket: &SocketArgs) -> anyhow::Resul
             }
             Ok(())
         }
+        SelectCommand::Learn { command } => learn(command, socket),
         SelectCommand::Explain(args) => lab("explain", args),
         SelectCommand::Measure(args) => lab("measure", args),
         SelectCommand::Train(args) => lab("train", args),
@@ -69,6 +101,55 @@ pub(crate) fn run(command: &SelectCommand, socket: &SocketArgs) -> anyhow::Resul
 fn set(on: bool, socket: &SocketArgs) -> anyhow::Result<()> {
     let _: Done = socket.call(&Request::SelectSet { on })?;
     Ok(())
+}
+
+fn learn(command: &LearnCommand, socket: &SocketArgs) -> anyhow::Result<()> {
+    let learn = match command {
+        LearnCommand::On => Learning::On,
+        LearnCommand::Off => Learning::Off,
+        LearnCommand::Reset => Learning::Reset,
+        LearnCommand::List { json } => {
+            let lessons = daemon::ask(&socket.socket, Client::lessons)?;
+            match json {
+                true => output::show(&lessons, true)?,
+                false => output::print(&taught(&lessons))?,
+            }
+            return Ok(());
+        }
+    };
+    let _: Done = socket.call(&Request::SelectLearn { learn })?;
+    Ok(())
+}
+
+/// What was learnt, for people.
+fn taught(lessons: &Lessons) -> String {
+    let mut out = match lessons.on {
+        true => "learning: on\n".to_owned(),
+        false => "learning: off\n".to_owned(),
+    };
+    if lessons.lessons.is_empty() {
+        out.push_str(
+            "learnt: nothing; no connection of the carrier auto of 64 KiB or more has ended\n",
+        );
+    }
+    for lesson in &lessons.lessons {
+        let _ = writeln!(out, "\npeer: {}", lesson.peer);
+        if let Some(profile) = &lesson.profile {
+            let _ = writeln!(out, "profile: {profile}");
+        }
+        let _ = writeln!(out, "model: {}", lesson.model);
+        let learnt = lesson.learnt.as_deref();
+        let _ = writeln!(out, "learnt: {}", learnt.unwrap_or("nothing"));
+        for of in &lesson.outcomes {
+            let (carrier, kib, mbit) = (&of.carrier, of.bytes_from >> 10, of.rate_mbit);
+            let (flows, age) = (of.flows, of.age_s);
+            let _ = writeln!(
+                out,
+                "outcomes: {carrier}, from {kib} KiB: {mbit:.2} Mbit/s, {flows} connections, {age:.0} s ago"
+            );
+        }
+    }
+    out
 }
 
 /// The choice for people.
@@ -99,6 +180,16 @@ fn cells(path: &SelectedPath) -> Vec<(&'static str, String)> {
     let cells = [
         ("peer", Some(path.peer.to_string())),
         ("profile", path.profile.clone()),
+        ("max delay", path.max_delay_ms.map(|ms| format!("{ms} ms"))),
+        (
+            "min throughput",
+            path.min_throughput_mbit
+                .map(|mbit| format!("{mbit} Mbit/s")),
+        ),
+        (
+            "missed",
+            Some(path.missed.join(", ")).filter(|all| !all.is_empty()),
+        ),
         ("carrier", Some(path.carrier.clone())),
         ("flows", Some(path.flows.to_string())),
         ("since", path.since_s.map(|s| format!("{s:.0} s"))),
@@ -134,16 +225,41 @@ mod tests {
             "on": true,
             "paths": [{
                 "peer": "192.0.2.7", "carrier": "graft:stream", "flows": 2, "direction": "receives",
-                "min_rtt_ms": 600.04, "loss_pct": 2.0, "rate_mbit": 9.5, "rate_at_least": true,
+                "max_delay_ms": 200.0, "missed": ["max_delay"], "min_rtt_ms": 600.04, "loss_pct": 2.0, "rate_mbit": 9.5, "rate_at_least": true,
                 "why": "auto: graft:stream", "since_s": 3.2,
             }],
         }))
         .unwrap();
         assert_eq!(
             text(&status),
-            "select: on\n\npeer: 192.0.2.7\ncarrier: graft:stream\nflows: 2\nsince: 3 s\ndirection: receives\n\
+            "select: on\n\npeer: 192.0.2.7\nmax delay: 200 ms\nmissed: max_delay\ncarrier: graft:stream\nflows: 2\nsince: 3 s\ndirection: receives\n\
              min rtt: 600.0 ms\nloss: 2.00 %\nrate: >= 9.50 Mbit/s\nwhy: auto: graft:stream\n"
         );
+    }
+
+    #[test]
+    fn taught__what_was_learnt() {
+        let lessons: Lessons = serde_json::from_value(json!({
+            "on": true,
+            "lessons": [{
+                "peer": "192.0.2.7", "model": "tcp", "learnt": "graft:stream",
+                "outcomes": [
+                    { "carrier": "tcp", "bytes_from": 1_048_576, "rate_mbit": 2.5, "flows": 9, "age_s": 3.4 },
+                ],
+            }],
+        }))
+        .unwrap();
+        assert_eq!(
+            taught(&lessons),
+            "learning: on\n\npeer: 192.0.2.7\nmodel: tcp\nlearnt: graft:stream\n\
+             outcomes: tcp, from 1024 KiB: 2.50 Mbit/s, 9 connections, 3 s ago\n"
+        );
+        let none = Lessons {
+            on: false,
+            lessons: Vec::new(),
+            more: None,
+        };
+        assert!(taught(&none).starts_with("learning: off\nlearnt: nothing"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{
 };
 
 pub use rules::{Conditions, Explanation, PassedRule, PathCondition, Rule, RuleCount, Rules};
-pub use select::{SelectStatus, SelectedPath};
+pub use select::{Lesson, LessonOutcome, Lessons, SelectStatus, SelectedPath};
 
 /// The daemon's refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

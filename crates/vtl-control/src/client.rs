@@ -23,7 +23,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    FlowList, Hooks, PathList, Peers, Request, Rules, SelectStatus, Status,
+    FlowList, Hooks, Lessons, PathList, Peers, Request, Rules, SelectStatus, Status,
     answer::from_message,
     request::{PROMPT, PROTOCOL},
 };
@@ -244,6 +244,20 @@ impl Client {
             },
             |list: &mut SelectStatus| &mut list.more,
             |list, page| list.paths.extend(page.paths),
+        )
+    }
+
+    /// What flows have taught: requests all pages.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn lessons(&self) -> Result<Lessons, Error> {
+        self.pages(
+            |from| Request::SelectLessons {
+                from: from.unwrap_or_default(),
+            },
+            |list: &mut Lessons| &mut list.more,
+            |list, page| list.lessons.extend(page.lessons),
         )
     }
 

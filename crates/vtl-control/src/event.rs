@@ -89,6 +89,25 @@ pub struct ConditionEvent {
     pub why: Text,
 }
 
+/// A bound that an application or a rule has stated, in an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundEvent {
+    /// The other host.
+    pub peer: IpAddr,
+    /// The association whose flows have it,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub association: Option<u32>,
+    /// or the session of an application that uses VTL's library.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sid: Option<u32>,
+    /// What they go by.
+    pub carrier: Text,
+    /// `max_delay` or `min_throughput`.
+    pub bound: Text,
+    /// The bound, and the figures that miss or keep it.
+    pub why: Text,
+}
+
 /// What happened; `event` names the variant. Carriers have the names that [`CarrierStatus`](crate::CarrierStatus)
 /// has, or `tcp`, a flow's own connection; `tls`, the daemons' connection; `none`. Associations have the numbers that
 /// [`FlowStatus`](crate::FlowStatus) has, roles likewise.
@@ -317,6 +336,10 @@ pub enum What {
         /// The model's reason.
         why: Text,
     },
+    /// Flows, or a session, do not get what was bounded for them.
+    BoundMissed(BoundEvent),
+    /// They do again.
+    BoundKept(BoundEvent),
     /// The choice by the model was switched on or off.
     SelectionSwitched {
         /// Whether it chooses.
@@ -343,7 +366,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 /// What `kinds` of [`Request::Events`](crate::Request::Events) may name: subjects, and events.
-pub const KINDS: [&str; 43] = [
+pub const KINDS: [&str; 46] = [
     "flow",
     "flow_opened",
     "flow_moved",
@@ -384,6 +407,9 @@ pub const KINDS: [&str; 43] = [
     "condition",
     "condition_met",
     "condition_left",
+    "bound",
+    "bound_missed",
+    "bound_kept",
     "selection",
     "selection_changed",
     "selection_switched",
@@ -422,6 +448,8 @@ impl What {
             Self::RuleExpired { .. } => "rule_expired",
             Self::ConditionMet(_) => "condition_met",
             Self::ConditionLeft(_) => "condition_left",
+            Self::BoundMissed(_) => "bound_missed",
+            Self::BoundKept(_) => "bound_kept",
             Self::SelectionChanged { .. } => "selection_changed",
             Self::SelectionSwitched { .. } => "selection_switched",
             Self::Missed { .. } => "missed",

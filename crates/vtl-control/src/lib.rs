@@ -29,17 +29,18 @@ mod request;
 pub use answer::{
     CarrierPath, CarrierStatus, Conditions, Deployed, Done, Explanation, FlowList, FlowStack,
     FlowStatus, Gateway, Gateways, Graft, Grafts, Grant, Hook, HookAdded, Hooked, Hooks,
-    HostCertificate, Interface, Listening, Negotiation, Packets, PassedRule, PathCondition,
-    PathList, PathReport, PathStatus, Peer, Peers, Refusal, RefusedFile, Rule, RuleCount, Rules,
-    SelectStatus, SelectedPath, SessionStatus, Status, to_message,
+    HostCertificate, Interface, Lesson, LessonOutcome, Lessons, Listening, Negotiation, Packets,
+    PassedRule, PathCondition, PathList, PathReport, PathStatus, Peer, Peers, Refusal, RefusedFile,
+    Rule, RuleCount, Rules, SelectStatus, SelectedPath, SessionStatus, Status, to_message,
 };
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,
 };
 pub use event::{
-    AssociationEvent, ConditionEvent, Event, Events, KINDS, PathEvent, RuleEvent, Text, What,
+    AssociationEvent, BoundEvent, ConditionEvent, Event, Events, KINDS, PathEvent, RuleEvent, Text,
+    What,
 };
 pub use request::{
-    BadRequest, CarrierSpec, Destination, Executable, HookTarget, OpenedConnection, PROTOCOL,
-    PeerKey, Request, SessionKey, SessionRequest,
+    BadRequest, CarrierSpec, Destination, Executable, HookTarget, Learning, OpenedConnection,
+    PROTOCOL, PeerKey, Request, SessionKey, SessionRequest,
 };

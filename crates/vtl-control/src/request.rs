@@ -285,6 +285,21 @@ pub enum Request {
         /// On, or off.
         on: bool,
     },
+    /// Turn learning of flows on or off, restarts of the daemon included, or forget what was learnt. Root only.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    SelectLearn {
+        /// What to do.
+        learn: Learning,
+    },
+    /// What flows of the carrier `auto` have taught: a page of it, from an index on.
+    ///
+    /// Answer: [`Lessons`](crate::Lessons).
+    SelectLessons {
+        /// The index of the first destination.
+        #[serde(default, skip_serializing_if = "is_default")]
+        from: usize,
+    },
     /// Exit, and hand everything over to another daemon, through the socket whose descriptor is in
     /// the answer. Root only.
     ///
@@ -377,6 +392,8 @@ impl Request {
             | Self::RuleExplain(_)
             | Self::SelectStatus { .. }
             | Self::SelectSet { .. }
+            | Self::SelectLearn { .. }
+            | Self::SelectLessons { .. }
             | Self::TakeOver
             | Self::Follow { .. }
             | Self::Listen { .. }
@@ -384,6 +401,18 @@ impl Request {
             | Self::Close { .. } => Some(PROMPT),
         }
     }
+}
+
+/// What to do about learning of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Learning {
+    /// Learn, and choose by it.
+    On,
+    /// Neither; what was learnt stays until the daemon ends.
+    Off,
+    /// Forget what was learnt.
+    Reset,
 }
 
 /// A peer's name, key and addresses.

@@ -6,19 +6,29 @@
 //! - a [`Plan`] has [`Condition`]s, of which the first one that holds decides; where none holds, the rule's own carrier.
 //!   What carriers are is the caller's matter: a [`Choice`] is the number of a condition;
 //! - a trained model ([`Engine::by_model`]): a [`Choice`] is then a place among [`CLASSES`], `None` the first one. Grafts
-//!   that are not surely better than TCP are none.
+//!   that are not surely better than TCP are none. Where the connections have [`Bounds`], what cannot keep them, or was
+//!   seen to miss them ([`Engine::note_outcome`]), is passed over for a while.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back.
 
+mod bounds;
 mod condition;
 mod model;
 
 use std::time::Duration;
 
-pub use condition::{Condition, ConditionError, Figure, Relation, Term, parse_time};
+pub use bounds::{BoundWatch, Change, JUDGED_AFTER, Outcome};
+pub use condition::{
+    Condition, ConditionError, Figure, Relation, Term, parse_rate, parse_time, rate_in_words,
+    time_in_words,
+};
 pub use model::{Decision, ENOUGH_PACKETS, OBSERVED};
 
-use super::{netmon::Metrics, profile::Profile, select::CLASSES};
+use super::{
+    netmon::Metrics,
+    profile::Profile,
+    select::{Bound, Bounds, CLASSES, fills_queues},
+};
 use condition::Reading;
 use model::Model;
 
@@ -80,6 +90,9 @@ pub struct Engine {
     plan: Plan,
     states: Vec<State>,
     model: Option<Model>,
+    bounds: BoundWatch,
+    /// What flows have taught to choose instead of what the model wants most.
+    learnt: Option<Choice>,
     /// By condition or class; the last one is that of the rule's own carrier.
     failures: Vec<Failures>,
     current: Choice,
@@ -101,6 +114,8 @@ impl Engine {
             plan,
             states: vec![State::default(); count],
             model: None,
+            bounds: BoundWatch::new(Bounds::default()),
+            learnt: None,
             failures: vec![Failures::default(); count + 1],
             current: None,
             former: None,
@@ -150,6 +165,97 @@ impl Engine {
         self.turn(now_ns)
     }
 
+    /// Has a model keep these bounds where it can.
+    #[must_use]
+    pub fn with_bounds(mut self, bounds: Bounds) -> Self {
+        if self.model.is_some() {
+            self.bounds = BoundWatch::among(bounds, self.failures.len());
+        }
+        self
+    }
+
+    /// What the model wants, best first; empty before its first decision.
+    pub fn wanted(&self) -> &[Choice] {
+        self.model.as_ref().map_or(&[], Model::wanted)
+    }
+
+    /// Has what flows have taught come first, once the model has decided; `None`: the model's choice.
+    pub fn set_learnt(&mut self, learnt: Option<Choice>) {
+        self.learnt = learnt;
+    }
+
+    /// What decides, if flows have taught it.
+    pub fn follows_learnt(&self) -> bool {
+        self.learnt == Some(self.current) && self.wanted().first() != Some(&self.current)
+    }
+
+    /// The bounds that it keeps where it can.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds.bounds
+    }
+
+    /// A bound, and what was measured of it, in words.
+    pub fn figures(&self, bound: Bound, outcome: &Outcome) -> String {
+        self.bounds.figures(bound, outcome)
+    }
+
+    /// The bounds that are missed.
+    pub fn missed(&self) -> impl Iterator<Item = Bound> {
+        self.bounds.missed()
+    }
+
+    /// Takes what the connections get. Returns the bounds that are missed from now on, or no longer. What misses one is
+    /// passed over with the next [`Engine::sample`], and with it, if a queue is the greater part of the delay, all that
+    /// fills queues.
+    pub fn note_outcome(&mut self, now_ns: u64, outcome: &Outcome) -> [Option<Change>; 2] {
+        if self.bounds.bounds.is_none() {
+            return [None; 2];
+        }
+        let changes = self.bounds.take(now_ns, outcome);
+        let is_missed = self.missed().next().is_some();
+        if self.is_pending || !is_missed {
+            if changes.iter().flatten().any(|change| !change.is_missed) {
+                self.bounds.note_kept(self.place(self.current));
+            }
+            return changes;
+        }
+        if !self.bounds.is_judged(now_ns) {
+            return changes;
+        }
+        self.bounds.note_miss(now_ns, self.place(self.current));
+        let is_queue = outcome
+            .delay
+            .is_some_and(|delay| outcome.queueing > delay / 2);
+        let delays = self.missed().any(|bound| bound == Bound::MaxDelay);
+        if delays && is_queue && fills_queues(class_of(self.current)) {
+            for (place, class) in CLASSES.iter().enumerate() {
+                if fills_queues(class) {
+                    let choice = Some(place).filter(|place| *place > 0);
+                    self.bounds.note_miss(now_ns, self.place(choice));
+                }
+            }
+        }
+        changes
+    }
+
+    /// Whether a class keeps the bounds, as far as is known.
+    fn keeps(&self, now_ns: u64, choice: Choice) -> bool {
+        let bounds = &self.bounds;
+        if bounds.bounds.is_none() {
+            return true;
+        }
+        let features = self.decision().map(|decision| &decision.features);
+        let broken = features.and_then(|of| bounds.bounds.broken_by(class_of(choice), of));
+        broken.is_none() && !bounds.is_passed_over(now_ns, self.place(choice))
+    }
+
+    /// What the model wants more than what decides, where that is passed over as it does not keep the bounds.
+    pub fn passed_over(&self, now_ns: u64) -> Option<&'static str> {
+        let wanted = *self.model.as_ref()?.wanted().first()?;
+        let is_over = wanted != self.current && !self.keeps(now_ns, wanted);
+        is_over.then(|| class_of(wanted))
+    }
+
     /// What the model has decided last, and by what; `None`: nothing yet, or there is no model.
     pub fn decision(&self) -> Option<&Decision> {
         self.model.as_ref()?.decision()
@@ -158,6 +264,19 @@ impl Engine {
     /// Notes whether the connections have bytes under way: then a model leaves TCP that does well for the next pause.
     pub fn note_moving(&mut self, is_moving: bool) {
         self.is_moving = is_moving;
+    }
+
+    /// The profile by which a model decides.
+    pub fn profile(&self) -> Option<Profile> {
+        self.model.as_ref()?.profile()
+    }
+
+    /// Has a model decide by another profile, as the first bytes of connections have shown one: from the next figures on,
+    /// as if the path had changed.
+    pub fn set_profile(&mut self, profile: Option<Profile>) {
+        if let Some(model) = &mut self.model {
+            model.set_profile(profile);
+        }
     }
 
     /// What decides.
@@ -194,7 +313,9 @@ impl Engine {
     fn stays(&self, choice: Choice) -> bool {
         let is_tcp = self.current.is_none_or(|place| place < TCP_CLASSES);
         let does_well = |model: &Model| model.tcp_does_well();
-        self.is_moving && is_tcp && choice != UNKNOWN && self.model.as_ref().is_some_and(does_well)
+        let is_missed = self.missed().next().is_some();
+        let may_stay = self.is_moving && is_tcp && choice != UNKNOWN && !is_missed;
+        may_stay && self.model.as_ref().is_some_and(does_well)
     }
 
     /// Switches to what is wanted, unless it is too early.
@@ -221,7 +342,18 @@ impl Engine {
         let may_be = |choice: &Choice| self.failures[self.place(*choice)].until_ns <= now_ns;
         let holding = (0..self.states.len()).filter(|i| self.states[*i].holds);
         let found = match &self.model {
-            Some(model) => model.wanted().iter().copied().find(may_be),
+            Some(model) => {
+                let learnt = self.learnt.filter(|_| !model.wanted().is_empty());
+                let wanted = learnt.into_iter().chain(model.wanted().iter().copied());
+                let mut wanted = wanted.filter(may_be);
+                let stays = Some(self.current).filter(may_be);
+                // If none keeps the bounds, nothing is won by a change.
+                wanted
+                    .clone()
+                    .find(|choice| self.keeps(now_ns, *choice))
+                    .or(stays.filter(|_| !self.bounds.bounds.is_none()))
+                    .or_else(|| wanted.next())
+            }
             None => holding.map(Some).chain([None]).find(may_be),
         };
         found.unwrap_or(self.current)
@@ -234,6 +366,7 @@ impl Engine {
     /// Notes that the last switch was made.
     pub fn succeeded(&mut self) {
         self.is_pending = false;
+        self.bounds.note_switch();
         let place = self.place(self.current);
         self.failures[place] = Failures::default();
     }
@@ -242,6 +375,7 @@ impl Engine {
     /// dwell has passed, by a model twice as long for each failure in a row, 32 times at most. Returns whether it is worth a report: it has not failed since it worked last.
     pub fn failed(&mut self, now_ns: u64) -> bool {
         self.is_pending = false;
+        self.bounds.note_switch();
         let place = self.place(self.current);
         let failures = &mut self.failures[place];
         // Of the model's classes several may be out of reach: each must have its turn.
@@ -291,10 +425,19 @@ impl State {
     }
 }
 
+/// The class of a model's choice.
+fn class_of(choice: Choice) -> &'static str {
+    choice
+        .and_then(|place| CLASSES.get(place))
+        .unwrap_or(&CLASSES[0])
+}
+
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+#[cfg(test)]
+mod bounds_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

@@ -395,6 +395,12 @@ impl Service {
                 self.broker.flows().select(on)?;
                 plain(Done {})
             }
+            Request::SelectLearn { learn } => {
+                root("select learn")?;
+                self.broker.flows().learn(learn)?;
+                plain(Done {})
+            }
+            Request::SelectLessons { from } => plain(self.broker.flows().lessons(from)),
             Request::TakeOver => {
                 root("take-over")?;
                 self.take_over(caller)

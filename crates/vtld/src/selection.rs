@@ -1,4 +1,5 @@
-//! Whether carriers are chosen by the model (`vtl select on`, `off`): a switch that outlives the daemon.
+//! Whether carriers are chosen by the model (`vtl select on`, `off`), and whether flows teach (`vtl select learn on`, `off`):
+//! switches that outlive the daemon.
 
 use std::{
     fs, io,
@@ -14,47 +15,92 @@ const FILE: &str = "select.off";
 /// Its content, for people.
 const CONTENT: &str = "vtl select off: connections of the carrier auto go by TCP. vtl select on\n";
 
-/// The switch. Several daemons may have one state directory, each in a network namespace of its own: each starts with what
+/// The same of learning.
+const LEARN_FILE: &str = "learn.off";
+const LEARN_CONTENT: &str = "vtl select learn off: flows teach nothing. vtl select learn on\n";
+
+/// The switches. Several daemons may have one state directory, each in a network namespace of its own: each starts with what
 /// the last change of any of them has left.
 #[derive(Debug)]
 pub struct Selection {
-    is_on: AtomicBool,
-    file: PathBuf,
-    /// Serialises changes.
-    changing: Mutex<()>,
+    choice: Switch,
+    learning: Switch,
 }
 
 impl Selection {
-    /// The switch as it was set last. `state`: the state directory.
+    /// The switches as they were set last. `state`: the state directory.
     pub fn open(state: &Path) -> Self {
-        let file = state.join(FILE);
-        // If the file system does not say, the choice is off: the switch is for when something is wrong.
-        let is_off = file.try_exists().unwrap_or(true);
         Self {
-            is_on: AtomicBool::new(!is_off),
-            file,
-            changing: Mutex::default(),
+            choice: Switch::open(state.join(FILE), CONTENT),
+            learning: Switch::open(state.join(LEARN_FILE), LEARN_CONTENT),
         }
     }
 
     /// Whether carriers are chosen.
     pub fn is_on(&self) -> bool {
+        self.choice.is_on()
+    }
+
+    /// Whether flows teach, too.
+    pub fn learns(&self) -> bool {
+        self.is_on() && self.learning.is_on()
+    }
+
+    /// Sets whether carriers are chosen.
+    ///
+    /// # Errors
+    /// As of a [`Switch`].
+    pub fn set(&self, is_on: bool) -> Result<(), String> {
+        self.choice.set(is_on)
+    }
+
+    /// Sets whether flows teach.
+    ///
+    /// # Errors
+    /// As of a [`Switch`].
+    pub fn set_learns(&self, is_on: bool) -> Result<(), String> {
+        self.learning.set(is_on)
+    }
+}
+
+/// A switch that outlives the daemon, by a file that is there while it is off.
+#[derive(Debug)]
+struct Switch {
+    is_on: AtomicBool,
+    file: PathBuf,
+    content: &'static str,
+    /// Serialises changes.
+    changing: Mutex<()>,
+}
+
+impl Switch {
+    fn open(file: PathBuf, content: &'static str) -> Self {
+        // If the file system does not say, it is off: the switch is for when something is wrong.
+        let is_off = file.try_exists().unwrap_or(true);
+        Self {
+            is_on: AtomicBool::new(!is_off),
+            file,
+            content,
+            changing: Mutex::default(),
+        }
+    }
+
+    fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
     /// Sets the switch.
     ///
     /// # Errors
-    /// The file cannot be written or removed. The choice is then off: where it was to be switched off, until this daemon
-    /// ends.
-    pub fn set(&self, is_on: bool) -> Result<(), String> {
+    /// The file cannot be written or removed. It is then off: where it was to be switched off, until this daemon ends.
+    fn set(&self, is_on: bool) -> Result<(), String> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_on {
             self.is_on.store(false, Ordering::Relaxed);
         }
         let kept = match is_on {
             true => fs::remove_file(&self.file),
-            false => fs::write(&self.file, CONTENT).and_then(|()| synced(&self.file)),
+            false => fs::write(&self.file, self.content).and_then(|()| synced(&self.file)),
         };
         let kept = match kept {
             Err(error) if is_on && error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -62,9 +108,7 @@ impl Selection {
         };
         kept.map_err(|error| {
             let file = self.file.display();
-            format!(
-                "select: the choice is off, but a restart of vtld may change that: {file}: {error}"
-            )
+            format!("select: it is off, but a restart of vtld may change that: {file}: {error}")
         })?;
         self.is_on.store(is_on, Ordering::Relaxed);
         Ok(())
@@ -112,6 +156,20 @@ mod tests {
             selection.set(is_on).expect("set");
             assert_eq!([selection.is_on(), open().is_on()], [is_on; 2]);
         }
+    }
+
+    #[test]
+    fn set_learns__is_a_switch_of_its_own() {
+        let state = State::new("learns");
+        let selection = Selection::open(&state.0);
+        assert!(selection.learns());
+        selection.set_learns(false).expect("set");
+        assert!(selection.is_on() && !selection.learns());
+        assert!(!Selection::open(&state.0).learns());
+        selection.set_learns(true).expect("set");
+        // Nothing is learnt while nothing is chosen.
+        selection.set(false).expect("set");
+        assert!(!selection.learns());
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(super) struct Draft<'a> {
     /// Conditions on the path, with their carriers.
     pub(super) when: &'a [(String, String)],
     pub(super) dwell: Option<&'a str>,
+    /// What is bounded, by its key.
+    pub(super) bounds: [(&'a str, Option<&'a str>); 2],
     pub(super) expires: Option<Datetime>,
     pub(super) bypass: bool,
 }
@@ -140,6 +142,11 @@ impl Draft<'_> {
         put(&mut table, "when", conditions);
         if let Some(dwell) = self.dwell {
             table["dwell"] = value(dwell);
+        }
+        for (key, bound) in self.bounds {
+            if let Some(bound) = bound {
+                table[key] = value(bound);
+            }
         }
         if let Some(expires) = self.expires {
             table["expires"] = value(expires);
@@ -438,9 +445,23 @@ mod tests {
             services: Services::default(),
             when: &[],
             dwell: None,
+            bounds: [("max_delay", None), ("min_throughput", None)],
             expires: None,
             bypass: false,
         }
+    }
+
+    #[test]
+    fn add__writes_what_is_bounded() {
+        let with = Draft {
+            bounds: [("max_delay", Some("200ms")), ("min_throughput", Some("5M"))],
+            carrier: Some("auto"),
+            ..draft("a", &[])
+        };
+        let text = add("", &with, None).unwrap();
+        let head = "[[rule]]\nname = \"a\"\ncarrier = \"auto\"\n";
+        let bounds = "max_delay = \"200ms\"\nmin_throughput = \"5M\"\n";
+        assert_eq!(text, format!("{head}{bounds}"));
     }
 
     #[test]

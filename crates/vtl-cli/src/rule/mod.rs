@@ -30,6 +30,7 @@ pub(crate) enum RuleCommand {
         vtl rule add backup --user backup --port 873 --to 10.0.0.0/8 --carrier graft:cubic\n  \
         vtl rule add far --to 198.51.100.0/24,2001:db8::/32 --carrier tcp:hybla\n  \
         vtl rule add far --to 198.51.100.0/24 --carrier best --when 'rtt >= 300ms for 200ms then quic'\n  \
+        vtl rule add live --port 1935 --carrier auto --max-delay 200ms --min-throughput 5M\n  \
         vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
         vtl rule add tonight --user backup --carrier best --expires 8h\n  \
@@ -145,6 +146,12 @@ pub(crate) struct AddArgs {
     /// The least time between two such changes, such as 10s
     #[arg(long, value_name = "TIME", requires = "when")]
     dwell: Option<String>,
+    /// With --carrier auto: what they send is to arrive within this time, such as 200ms
+    #[arg(long, value_name = "TIME", requires = "carrier")]
+    max_delay: Option<String>,
+    /// With --carrier auto: they are to get as much as this, such as 5M (Mbit/s)
+    #[arg(long, value_name = "RATE", requires = "carrier")]
+    min_throughput: Option<String>,
     /// It matches nothing after this time: from now (8h, 2days), or a date (2027-01-31T18:00:00Z)
     #[arg(long, value_name = "TIME", value_parser = edit::expiry)]
     expires: Option<Datetime>,
@@ -279,6 +286,10 @@ pub(crate) fn run(command: &RuleCommand, socket: &SocketArgs) -> anyhow::Result<
                 },
                 when: &args.when,
                 dwell: args.dwell.as_deref(),
+                bounds: [
+                    ("max_delay", args.max_delay.as_deref()),
+                    ("min_throughput", args.min_throughput.as_deref()),
+                ],
                 expires: args.expires,
                 bypass: args.bypass,
             };

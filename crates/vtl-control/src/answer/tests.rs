@@ -460,6 +460,9 @@ fn select__has_this_form() {
         peer: "192.0.2.1".parse().unwrap(),
         association: None,
         profile: None,
+        max_delay_ms: None,
+        min_throughput_mbit: None,
+        missed: Vec::new(),
         carrier: "tcp".to_owned(),
         flows: 1,
         direction: None,
@@ -475,6 +478,9 @@ fn select__has_this_form() {
     };
     let known = SelectedPath {
         profile: Some("loss-sensitive".to_owned()),
+        max_delay_ms: Some(200.0),
+        min_throughput_mbit: Some(5.0),
+        missed: vec!["max_delay".to_owned()],
         carrier: "graft:stream".to_owned(),
         direction: Some("receives".to_owned()),
         min_rtt_ms: Some(600.5),
@@ -502,11 +508,56 @@ fn select__has_this_form() {
                     "why": "auto: tcp, too little is known of the path yet",
                 },
                 {
-                    "peer": "192.0.2.1", "association": 7, "profile": "loss-sensitive", "carrier": "graft:stream", "flows": 1,
+                    "peer": "192.0.2.1", "association": 7, "profile": "loss-sensitive",
+                    "max_delay_ms": 200.0, "min_throughput_mbit": 5.0, "missed": ["max_delay"],
+                    "carrier": "graft:stream", "flows": 1,
                     "direction": "receives", "min_rtt_ms": 600.5, "loss_pct": 2.0, "loss_burst": 1.5,
                     "rate_mbit": 9.5, "rate_at_least": true, "packets": 4096,
                     "why": "auto: tcp, too little is known of the path yet", "explanation": "graft:stream: in",
                     "since_s": 3.5,
+                },
+            ],
+            "more": 100,
+        }),
+    );
+}
+
+#[test]
+fn lessons__have_this_form() {
+    let lesson = Lesson {
+        peer: "192.0.2.1".parse().unwrap(),
+        profile: None,
+        model: "tcp".to_owned(),
+        learnt: None,
+        outcomes: Vec::new(),
+    };
+    let learnt = Lesson {
+        profile: Some("loss-sensitive".to_owned()),
+        learnt: Some("graft:stream".to_owned()),
+        outcomes: vec![LessonOutcome {
+            carrier: "tcp".to_owned(),
+            bytes_from: 65_536,
+            rate_mbit: 2.5,
+            flows: 9,
+            age_s: 3.5,
+        }],
+        ..lesson.clone()
+    };
+    form!(
+        Lessons {
+            on: true,
+            lessons: vec![lesson, learnt],
+            more: Some(100),
+        },
+        json!({
+            "on": true,
+            "lessons": [
+                { "peer": "192.0.2.1", "model": "tcp", "outcomes": [] },
+                {
+                    "peer": "192.0.2.1", "profile": "loss-sensitive", "model": "tcp", "learnt": "graft:stream",
+                    "outcomes": [
+                        { "carrier": "tcp", "bytes_from": 65_536, "rate_mbit": 2.5, "flows": 9, "age_s": 3.5 },
+                    ],
                 },
             ],
             "more": 100,

@@ -6,6 +6,7 @@ use super::*;
 use crate::document::DOCUMENT;
 
 /// One of each kind, with its fields.
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 fn samples() -> Vec<Value> {
     let flow = |event: &str, more: Value| {
         let ends = json!({ "flow": 7, "local": "192.0.2.1:40000", "peer": "192.0.2.2:80" });
@@ -39,6 +40,13 @@ fn samples() -> Vec<Value> {
             "peer": "192.0.2.2", "association": 9, "from": "graft", "to": "quic", "why": "rtt 400 ms",
         });
         with(event, &[&common, &more])
+    };
+    let bound = |event: &str| {
+        let more = json!({
+            "association": 9, "sid": 3, "peer": "192.0.2.2", "carrier": "tcp", "bound": "max_delay",
+            "why": "delay 900ms",
+        });
+        with(event, &[&more])
     };
     let number = json!({ "number": 2, "role": "server" });
     let counts = json!({ "bytes_sent": 5, "bytes_received": 6 });
@@ -101,6 +109,8 @@ fn samples() -> Vec<Value> {
         with("rule_expired", &[&rule]),
         change("condition_met", rule.clone()),
         change("condition_left", rule.clone()),
+        bound("bound_missed"),
+        bound("bound_kept"),
         change("selection_changed", json!({})),
         with("selection_switched", &[&json!({ "on": false })]),
         with("missed", &[&json!({ "events": 12 })]),

@@ -102,6 +102,16 @@ fn select__has_these_forms() {
         Request::SelectSet { on: false },
         json!({ "op": "select_set", "on": false }),
     );
+    form!(
+        Request::SelectLearn {
+            learn: Learning::Reset
+        },
+        json!({ "op": "select_learn", "learn": "reset" }),
+    );
+    form!(
+        Request::SelectLessons { from: 0 },
+        json!({ "op": "select_lessons" }),
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 /// A class of applications. Serialized by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Profile {
     /// Late is as bad as lost: streaming, telephony.

@@ -6,11 +6,14 @@
 //! 2. the executable's name, where the protocol carries applications of every kind (TLS, HTTP, SSH), or is unknown;
 //! 3. of an unknown protocol, its shape where that is plain (`shape.rs`), else the port, else what is left of the shape.
 //!
+//! [`Cache`] keeps the verdicts on earlier flows, for flows of the same program to the same destination to begin with.
+//!
 //! A port whose protocol would have been recognised tells nothing about bytes that were not. What a rule or
 //! an application requires wins over every verdict: that is the caller's to see to. Nothing here reads a clock
 //! or fails: bytes that mean nothing give no verdict.
 
 mod bytes;
+mod cache;
 mod class;
 mod executable;
 mod http;
@@ -19,6 +22,7 @@ mod tls;
 
 use std::fmt;
 
+pub use cache::{Cache, KNOWN_FOR, MAX_KNOWN, Program, Source};
 pub use class::Profile;
 
 use bytes::{Match, RuledOut, Seen, Step};

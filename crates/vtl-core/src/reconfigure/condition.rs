@@ -99,6 +99,17 @@ const RATES: [(&str, u64); 4] = [
     ("bit/s", 1),
 ];
 
+/// What [`parse_rate`] takes: also single letters.
+const SHORT_RATES: [(&str, u64); 7] = [
+    ("G", 1_000_000_000),
+    ("M", 1_000_000),
+    ("k", 1_000),
+    RATES[0],
+    RATES[1],
+    RATES[2],
+    RATES[3],
+];
+
 /// How a figure is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
@@ -346,6 +357,30 @@ pub fn parse_time(text: &str) -> Result<Duration, ConditionError> {
         None => Ok(Duration::from_micros(micros)),
         more => Err(form(more, "the end")),
     }
+}
+
+/// Parses a rate: `5M`, `500kbit/s`.
+///
+/// # Errors
+/// One sentence: what is wrong, and what is allowed.
+pub fn parse_rate(text: &str) -> Result<u64, ConditionError> {
+    let mut words = Words(text.get(..MAX_TEXT).unwrap_or(text));
+    let bits = words.quantity("a rate", &SHORT_RATES, MAX_RATE)?;
+    match words.take() {
+        None => Ok(bits),
+        more => Err(form(more, "the end")),
+    }
+}
+
+/// A time in the largest unit that fits it, as conditions and rules have it.
+pub fn time_in_words(time: Duration) -> String {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Quantity(micros, &TIMES).to_string()
+}
+
+/// A rate in the largest unit that fits it.
+pub fn rate_in_words(bits: u64) -> String {
+    Quantity(bits, &RATES).to_string()
 }
 
 fn form(found: Option<&str>, wanted: &'static str) -> ConditionError {

@@ -19,8 +19,13 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 /// choice of one must not take its reason away.
 const REMEMBERED: Duration = Duration::from_secs(300);
 
+/// What comes behind where the model was not asked, so that there are no shares: a graft that keeps queues short, and BBR.
+const REST: [Choice; 2] = [Some(2), UNKNOWN];
+
 /// Loss up to which TCP that BBR takes over does well.
 const BBR_LOSS: f64 = 0.08;
+/// The same for streams: from there on a graft is surely better (`select/sure.rs`).
+const STREAM_LOSS: f64 = 0.01;
 
 /// What a model has decided.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +61,7 @@ pub(super) struct Model {
     last: Option<Observation>,
     /// The rate measured last, Mbit/s, and when.
     rate: Option<(u64, f64)>,
-    /// The classes, best first, up to the default.
+    /// The classes, best first.
     wanted: Vec<Choice>,
     decision: Option<Decision>,
     /// The loss told last.
@@ -75,9 +80,25 @@ impl Model {
         }
     }
 
-    /// Whether TCP does well enough to stay while bytes move.
+    /// Whether TCP does well enough to stay while bytes move. Where late bytes are as bad as lost ones it does not once the
+    /// path loses packets: what comes behind one waits for it, and a sender at a pace of its own has no rate to lose by a
+    /// change.
     pub(super) fn tcp_does_well(&self) -> bool {
-        self.loss.is_some_and(|loss| loss < BBR_LOSS)
+        let limit = match self.profile {
+            Some(Profile::TimeSensitive) => STREAM_LOSS,
+            _ => BBR_LOSS,
+        };
+        self.loss.is_some_and(|loss| loss < limit)
+    }
+
+    pub(super) fn profile(&self) -> Option<Profile> {
+        self.profile
+    }
+
+    /// Decides by another profile from the next observation on. That of the former one still has to agree with it: if both
+    /// profiles want the same class, nothing is to be decided anew.
+    pub(super) fn set_profile(&mut self, profile: Option<Profile>) {
+        self.profile = profile;
     }
 
     /// The classes that may be switched to, best first; empty before the first decision.
@@ -123,8 +144,9 @@ impl Model {
         self.loss = loss.or(self.loss);
         let is_recent =
             |(at_ns, _): &(u64, f64)| now_ns.saturating_sub(*at_ns) <= nanos(REMEMBERED);
-        features.rate_mbit = match loss.is_some_and(|loss| loss >= BBR_LOSS) {
-            // What TCP reaches there is its own, and no figure of the path: a lower bound.
+        let is_stream = self.profile == Some(Profile::TimeSensitive);
+        features.rate_mbit = match is_stream || loss.is_some_and(|loss| loss >= BBR_LOSS) {
+            // What a stream, or TCP there, reaches is its own, and no figure of the path: a lower bound.
             true => None,
             false => {
                 let rate = features.rate_mbit.map(|rate| (now_ns, rate));
@@ -159,20 +181,18 @@ impl Model {
         let Explanation { class, shares, .. } = &decision.explanation;
         let others = shares.iter().map(|(class, _)| *class);
         let ranked = [*class].into_iter().chain(others).chain([CLASSES[0]]);
+        let choice_of = |class: &str| {
+            let place = CLASSES.iter().position(|known| *known == class);
+            place.filter(|place| *place > 0)
+        };
         self.wanted.clear();
         if decision.is_unsure {
             self.wanted.push(UNKNOWN);
-            self.decision = Some(decision);
-            return;
         }
-        for class in ranked {
-            let place = CLASSES.iter().position(|known| *known == class);
-            let choice = place.filter(|place| *place > 0);
+        // TCP can always be had; what comes behind it is for those that pass it over.
+        for choice in ranked.map(choice_of).chain(REST) {
             if !self.wanted.contains(&choice) {
                 self.wanted.push(choice);
-            }
-            if choice.is_none() {
-                break; // that can always be had
             }
         }
         self.decision = Some(decision);

@@ -364,3 +364,127 @@ proptest! {
         }
     }
 }
+
+/// Where a graft is surely better for streams, and not for files.
+fn lossy(packets: u64) -> Metrics {
+    path(40, 0.04, packets)
+}
+
+#[test]
+fn set_profile__moves_a_flow_that_turns_out_to_be_a_stream() {
+    let mut engine = Engine::by_model(None, DWELL);
+    engine.note_moving(true);
+    assert_eq!(sample(&mut engine, 0, &lossy(100)), None);
+    assert_eq!(sample(&mut engine, 1000, &lossy(200)), None);
+    assert!(engine.decision().expect("decided").is_unsure);
+    // The bytes have shown what it is: two observations have to agree, as with any change.
+    engine.set_profile(Some(Profile::TimeSensitive));
+    assert_eq!(sample(&mut engine, 2000, &lossy(200)), None, "nothing new");
+    assert_eq!(sample(&mut engine, 2100, &lossy(300)), None, "one");
+    assert_eq!(sample(&mut engine, 2400, &lossy(400)), None, "too early");
+    assert_eq!(sample(&mut engine, 2600, &lossy(500)), Some(STREAM));
+    engine.succeeded();
+    assert_eq!(engine.profile(), Some(Profile::TimeSensitive));
+    // Back, once the cost of a switch has been worth it; and no verdict that alternates makes more of them.
+    let mut switches = 0;
+    for at in (3000..63_000).step_by(1000) {
+        let is_stream = at / 1000 % 2 == 0;
+        let stream = is_stream.then_some(Profile::TimeSensitive);
+        engine.set_profile(stream);
+        engine.note_moving(false);
+        switches += usize::from(sample(&mut engine, at, &lossy(at)).is_some());
+        engine.succeeded();
+    }
+    assert_eq!(switches, 0, "no two observations agree");
+    engine.set_profile(None);
+    for at in (63_000..66_000).step_by(1000) {
+        switches += usize::from(sample(&mut engine, at, &lossy(at)) == Some(UNKNOWN));
+        engine.succeeded();
+    }
+    assert_eq!((switches, engine.current()), (1, UNKNOWN));
+}
+
+#[test]
+fn set_profile__waits_for_the_dwell() {
+    let mut engine = Engine::by_model(Some(Profile::TimeSensitive), DWELL);
+    assert_eq!(engine.begin(0, &lossy(1000)).map(|s| s.to), Some(STREAM));
+    engine.succeeded();
+    engine.set_profile(Some(Profile::LossSensitive));
+    let mut moved = None;
+    for at in (1000..20_000).step_by(1000) {
+        if let Some(to) = sample(&mut engine, at, &lossy(at)) {
+            moved.get_or_insert((at, to));
+            engine.succeeded();
+        }
+    }
+    assert_eq!(moved, Some((10_000, UNKNOWN)));
+    // A plan of a rule has no model: its carriers stay.
+    let mut plan = Engine::new(Plan {
+        conditions: Vec::new(),
+        dwell: DWELL,
+    });
+    plan.set_profile(Some(Profile::TimeSensitive));
+    assert_eq!((plan.profile(), plan.current()), (None, None));
+}
+
+/// What a stream sends at its own pace is not what the path carries.
+#[test]
+fn by_model__a_stream_says_nothing_of_the_path_s_rate() {
+    let mut engine = Engine::by_model(Some(Profile::TimeSensitive), DWELL);
+    let slow = Metrics {
+        bandwidth: Some(Bandwidth {
+            rate: 100_000,
+            at_least: false,
+            error: 0.0,
+        }),
+        ..lossy(1000)
+    };
+    assert_eq!(engine.begin(0, &slow).map(|s| s.to), Some(STREAM));
+    let decision = engine.decision().expect("decided");
+    assert_eq!(decision.features.rate_mbit, None);
+}
+
+/// A stream does not wait for a pause, as it has none; a file does.
+#[test]
+fn note_moving__a_stream_leaves_tcp_while_bytes_move() {
+    for (profile, to) in [
+        (Profile::TimeSensitive, Some(STREAM)),
+        (Profile::LossSensitive, None),
+    ] {
+        let mut engine = Engine::by_model(Some(profile), DWELL);
+        engine.note_moving(true);
+        let long = |packets| path(200, 0.02, packets);
+        assert_eq!(sample(&mut engine, 0, &long(100)), None);
+        assert_eq!(sample(&mut engine, 1000, &long(200)), to, "{profile}");
+    }
+}
+
+#[test]
+fn set_learnt__comes_first_once_the_model_has_decided() {
+    let mut engine = engine();
+    engine.set_learnt(Some(STREAM));
+    assert_eq!(sample(&mut engine, 0, &near(100)), None, "nothing decided");
+    assert!(engine.wanted().is_empty() && !engine.follows_learnt());
+    assert_eq!(sample(&mut engine, 1000, &near(200)), Some(STREAM));
+    engine.succeeded();
+    assert!(engine.follows_learnt());
+    // What is wanted goes on behind TCP, each class once.
+    let wanted = engine.wanted();
+    assert!([None, UNKNOWN, STREAM].iter().all(|of| wanted.contains(of)));
+    assert!(
+        wanted
+            .iter()
+            .enumerate()
+            .all(|(i, of)| !wanted[..i].contains(of))
+    );
+    // It fails: the model's choice.
+    assert_eq!(sample(&mut engine, 2000, &near(300)), None);
+    engine.lost(2000 * MS);
+    assert_eq!(sample(&mut engine, 11_000, &near(400)), Some(None));
+    engine.succeeded();
+    // What is forgotten no longer counts.
+    engine.set_learnt(None);
+    for ms in (12_000..60_000).step_by(1000) {
+        assert_eq!(sample(&mut engine, ms, &near(ms)), None, "{ms}");
+    }
+}

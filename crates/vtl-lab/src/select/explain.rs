@@ -79,12 +79,24 @@ struct Report {
     alternatives: Vec<Alternative>,
     #[serde(skip)]
     told: Features,
+    /// What connections have taught the daemon of the host, with the profile that this is of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    learnt: Vec<Learnt>,
     /// Whether that is what the daemon knows of a path.
     #[serde(skip)]
     of_path: bool,
     /// What the alternatives carry, in words.
     #[serde(skip)]
     transfer: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Learnt {
+    /// `None`: unknown.
+    profile: Option<String>,
+    /// What the daemon's model chooses, and what is chosen instead.
+    model: String,
+    carrier: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -120,14 +132,16 @@ pub(super) fn run(args: &ExplainArgs, socket: &SocketArgs) -> Result<()> {
             let of = daemon::ask(&socket.socket, |daemon| {
                 daemon.call::<PathReport>(&Request::PathShow { peer })
             })?;
-            args.of_path(&of.path).report()?
+            let report = args.of_path(&of.path).report()?;
+            report.taught_of(peer, socket)
         }
         (None, Some(id)) => {
             let flow: FlowStatus = daemon::ask(&socket.socket, |daemon| {
                 daemon.call(&Request::FlowShow { id })
             })?;
             let selected = daemon::ask(&socket.socket, vtl_control::Client::selected)?;
-            args.of_flow(&flow, &selected)?.report()?
+            let report = args.of_flow(&flow, &selected)?.report()?;
+            report.taught_of(flow.peer.ip(), socket)
         }
         (None, None) => args.report()?,
     };
@@ -216,6 +230,7 @@ impl ExplainArgs {
             shares: shares.into_iter().map(share).collect(),
             alternatives,
             told,
+            learnt: Vec::new(),
             of_path: self.path.is_some(),
             transfer,
         })
@@ -316,6 +331,23 @@ impl ExplainArgs {
 }
 
 impl Report {
+    /// With what connections to a host have taught the daemon; nothing of one of a former version.
+    fn taught_of(mut self, peer: IpAddr, socket: &SocketArgs) -> Self {
+        let lessons = daemon::ask(&socket.socket, vtl_control::Client::lessons);
+        let lessons = lessons.map_or_else(|_| Vec::new(), |lessons| lessons.lessons);
+        let of_peer = lessons
+            .into_iter()
+            .filter(|lesson| lesson.peer == peer.to_canonical());
+        self.learnt = of_peer
+            .map(|lesson| Learnt {
+                profile: lesson.profile,
+                model: lesson.model,
+                carrier: lesson.learnt,
+            })
+            .collect();
+        self
+    }
+
     fn text(&self) -> String {
         let mut out = format!("{}\n\n", self.chosen);
         match &self.default_because {
@@ -326,6 +358,21 @@ impl Report {
         }
         if self.stays_on_tcp {
             out += "Connections of auto stay on tcp:bbr: so few packets fit onto the path that a graft is not surely better.\n";
+        }
+        for learnt in &self.learnt {
+            let profile = learnt.profile.as_deref().unwrap_or("of unknown profile");
+            let _ = match &learnt.carrier {
+                Some(carrier) => writeln!(
+                    out,
+                    "Learnt of connections ({profile}): {carrier} instead of the model's {} (vtl select learn list).",
+                    learnt.model
+                ),
+                None => writeln!(
+                    out,
+                    "Learnt of connections ({profile}): nothing that contradicts the model's {}.",
+                    learnt.model
+                ),
+            };
         }
         out.push('\n');
         if self.alternatives.is_empty() {

@@ -2,6 +2,7 @@
 //! and applications. One thread opens and ends sessions (`control_broker/`), others run egress (`shard/`), or
 //! load grafts (`launcher.rs`); this module is the handle to them.
 
+mod bounds;
 mod by_tcp;
 mod control_broker;
 mod direct;
@@ -21,7 +22,7 @@ mod source;
 mod tunnel;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{
@@ -40,7 +41,10 @@ use serde_json::Value;
 use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice, sessions::SessionTable};
 use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
 
-use vtl_core::profile::Profile;
+use vtl_core::{
+    profile::{Profile, Source},
+    select::Bounds,
+};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 
@@ -488,6 +492,10 @@ impl hooker::Broker for Handle {
         self.flows.is_there() && self.pulse.is_there()
     }
 
+    fn expect(&self, source: &Source, may_explore: bool) -> (Option<Profile>, Option<u8>) {
+        self.flows.expect(source, may_explore)
+    }
+
     fn name_flow(&self, held: &HeldConnect) -> FlowName {
         let (local, peer) = (held.src().ip(), held.dest().ip());
         let desired = Desired {
@@ -496,7 +504,7 @@ impl hooker::Broker for Handle {
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
             tolerant: held.is_tolerant(),
-            auto: auto(held.is_auto(), held.dest()),
+            auto: auto(held.is_auto(), held.expected(), held.bounds()),
         };
         self.flows
             .name_flow(local, peer, desired, held.requires_carrier())
@@ -509,7 +517,7 @@ impl hooker::Broker for Handle {
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
             tolerant: flow.tolerant,
-            auto: auto(flow.auto, flow.dest),
+            auto: auto(flow.auto, flow.expected, flow.bounds),
         };
         self.flows.opened(flow, desired);
     }
@@ -520,10 +528,17 @@ impl hooker::Broker for Handle {
     }
 }
 
-/// The mark of flows whose carrier is chosen, with the profile that the port tells.
-fn auto(is_auto: bool, dest: SocketAddr) -> Option<Auto> {
-    let profile = Profile::of(dest.port());
-    is_auto.then_some(Auto { profile })
+/// The mark of flows whose carrier is chosen, with the profile that they are expected to have, and what they explore.
+fn auto(
+    is_auto: bool,
+    (profile, explores): (Option<Profile>, Option<u8>),
+    bounds: Bounds,
+) -> Option<Auto> {
+    is_auto.then_some(Auto {
+        profile,
+        bounds,
+        explores,
+    })
 }
 
 /// Loads the data plane in the calling thread's network namespace and starts the broker.

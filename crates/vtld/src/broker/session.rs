@@ -25,7 +25,9 @@ use vtl_proto::{
 };
 use vtl_ring::Controls;
 
-use super::{Granted, Owner, Reply, direct::DirectSocket, meter::Meter, peers::Exit};
+use super::{
+    Granted, Owner, Reply, bounds::SessionBounds, direct::DirectSocket, meter::Meter, peers::Exit,
+};
 use crate::{
     identity::handshake::{self, Agreed, Tags},
     netmon::Watch,
@@ -110,6 +112,8 @@ pub(super) struct Session {
     pub(super) meter: Meter,
     /// What the monitor of paths has read of it.
     pub(super) watch: Watch,
+    /// Initiator: the bounds that its application has stated.
+    pub(super) bounds: Option<Box<SessionBounds>>,
 }
 
 impl Session {

@@ -155,7 +155,7 @@ impl State {
     /// `addresses`: local, peer.
     pub(super) fn new(
         number: u64,
-        opener: Side,
+        profile: Observer,
         addresses: [SocketAddr; 2],
         ends: Ends,
     ) -> io::Result<Self> {
@@ -170,7 +170,7 @@ impl State {
             traffic: Cell::default(),
             watch: RefCell::default(),
             congestion: Congestion::default(),
-            profile: Observer::new(opener, addresses),
+            profile,
             began: Instant::now(),
             pending: RefCell::default(),
             task: RefCell::default(),
@@ -294,6 +294,7 @@ impl Peer {
             Ok(()) => {
                 ends.is_done.set(true);
                 set_linger(ends.tcp.get_ref(), false);
+                self.note_outcome(id, &state);
                 self.tell_ended(id, &state, None);
             }
             Err(reset) => {
@@ -392,6 +393,7 @@ impl Mover<'_> {
                 (path, flow.send.next(path, CHUNK), flow.send.is_complete())
             })?;
             if is_complete {
+                self.state.profile.note_moving();
                 self.peer.read_last(self.state, self.ends.tcp.get_ref());
                 // The peer has everything already, by a carrier or with this FIN sent before.
                 let _ = shut_down(self.ends.tcp.get_ref(), Shutdown::Write);
@@ -439,6 +441,7 @@ impl Mover<'_> {
                             got = self.read_app(path, max) => match got? {
                                 Got::Bytes(bytes, is_urgent) => {
                                     self.state.profile.look(Side::Local, &bytes);
+                                    self.state.profile.note_moving();
                                     pending.replace((bytes, is_urgent));
                                 }
                                 Got::End => self.with(|flow| flow.send.finish())?,
@@ -632,6 +635,7 @@ impl Mover<'_> {
                 Got::Bytes(bytes, is_urgent) => {
                     self.state.heard_by.set(Path::Tcp);
                     self.state.licence.set_void(false);
+                    self.state.profile.note_moving();
                     self.with(|flow| flow.receive.tcp(&bytes, is_urgent).map(|()| false))?
                 }
                 Got::End => self.with(|flow| flow.receive.tcp_end().map(|()| true))?,

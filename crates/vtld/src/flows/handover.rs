@@ -170,8 +170,8 @@ impl Flows {
         let tcp = TcpStream::from(descriptors.take(left.tcp)?);
         let guard = left.shown.map(|end| self.hooker.adopt_client(end));
         let ends = Ends::new(app, tcp, guard)?;
-        let mut state = State::new(left.number, left.id.opener, [left.local, left.peer], ends)?;
-        state.profile = Observer::none();
+        let addresses = [left.local, left.peer];
+        let mut state = State::new(left.number, Observer::none(), addresses, ends)?;
         state.app = left.app_addresses;
         state.began = Instant::now().checked_sub(left.age).unwrap_or(state.began);
         state.why.set("vtld was restarted");

@@ -11,13 +11,14 @@
 //!   `flow/spread.rs`: spreads a flow over all of them.
 //! - `licence.rs`: stops flows whose TCP connections would be dead.
 //! - `measure.rs`: readings for the monitor of paths. `reconfigure.rs`: carriers by what is known of them, as a rule's
-//!   conditions say, or the model (`select.rs`).
+//!   conditions say, or the model (`select.rs`), which keeps bounds where it can (`bounds.rs`), and which flows correct (`learn.rs`).
 //! - `handover.rs`: hands all of it over to the next daemon.
 //!
 //! The protocol's state machines are in `vtl-core`; here are sockets, clocks and tasks (`parts.rs`: polling them),
 //! all on one thread (`thread.rs`).
 
 mod addresses;
+mod bounds;
 mod budget;
 mod carrier;
 mod congestion;
@@ -27,6 +28,7 @@ mod gateway;
 mod grants;
 mod handover;
 mod keeper;
+mod learn;
 mod licence;
 mod measure;
 mod parts;
@@ -62,7 +64,7 @@ use crate::{
     Scope,
     broker::{self, random_token},
     events::emit,
-    hooker::{self, ClientFlow, ConnectError, Over, Pulse, ServerFlow, rules::Prefix},
+    hooker::{self, ClientFlow, ConnectError, Executable, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
     network::{Network, admits},
     option,
@@ -75,7 +77,9 @@ use carrier::Endpoint;
 pub use carrier::process::{drop_privileges, run};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
+use learn::Teacher;
 use peer::Peer;
+use profile::{Observer, Profiles};
 pub(crate) use reconfigure::RuleState;
 pub(crate) use select::Auto;
 use serde::{Deserialize, Serialize};
@@ -172,6 +176,10 @@ pub(crate) struct Names {
     known: Mutex<HashSet<Key>>,
     /// Associations of `auto` for which the model has chosen TCP under its own control.
     without_bbr: Mutex<HashSet<Key>>,
+    /// Profiles of earlier flows: those of different profiles have associations of their own.
+    profiles: Arc<Profiles>,
+    /// What flows have taught.
+    teacher: Teacher,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -300,6 +308,8 @@ pub(crate) struct Opened {
     pub(crate) tcp: TcpStream,
     pub(crate) name: FlowName,
     pub(crate) desired: Desired,
+    /// What the application executes, if that is known.
+    pub(crate) exe: Option<Executable>,
     /// This host is a gateway: `src` is another host.
     pub(crate) forwarded: bool,
 }
@@ -453,7 +463,10 @@ impl Flows {
             option::keep_alive(&flow.app, option::IDLE_S, option::IDLE_AGAIN_S);
         }
         let ends = Ends::new(flow.app, flow.tcp, None);
-        self.start(&peer, id, ends, [flow.src, flow.dest], is_tolerant);
+        let (exe, profiles) = (flow.exe.as_ref(), &self.names.profiles);
+        let observer = Observer::new(flow.dest, exe, profiles, flow.desired.auto.is_some());
+        let addresses = [flow.src, flow.dest];
+        self.start(&peer, id, ends, addresses, observer, is_tolerant);
     }
 
     /// Handles a peer's connection that was steered here, a flow or a control connection; `name` is from its SYN.
@@ -511,7 +524,9 @@ impl Flows {
         };
         let ends = Ends::new(app, flow.peer, guard);
         let is_tolerant = self.hooker.tolerates(flow.dest.port());
-        self.start(&peer, id, ends, [flow.dest, flow.client], is_tolerant);
+        let observer = Observer::of_peer(flow.dest);
+        let addresses = [flow.dest, flow.client];
+        self.start(&peer, id, ends, addresses, observer, is_tolerant);
     }
 
     /// Starts a flow. `addresses`: local, peer. `is_tolerant`: the application tolerates losses.
@@ -521,11 +536,12 @@ impl Flows {
         id: FlowId,
         ends: io::Result<Ends>,
         addresses: [SocketAddr; 2],
+        observer: Observer,
         is_tolerant: bool,
     ) {
         self.started.set(self.started.get() + 1);
-        let state =
-            ends.and_then(|ends| State::new(self.started.get(), id.opener, addresses, ends));
+        let number = self.started.get();
+        let state = ends.and_then(|ends| State::new(number, observer, addresses, ends));
         match state {
             Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),
             Err(error) => {

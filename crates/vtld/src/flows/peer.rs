@@ -26,6 +26,7 @@ use vtl_core::{
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
     netmon::Metrics,
+    select::learn::Outcome,
     traffic::Traffic,
 };
 use vtl_pool::key::PublicKey;
@@ -107,6 +108,8 @@ pub(super) struct Peer {
     stacks: Stacks,
     /// What decides about it while flows run: conditions of the opener's rule, or the model (`reconfigure.rs`).
     pub(super) following: RefCell<Option<Rc<Following>>>,
+    /// What became of flows that have ended, for the choice of others (`learn.rs`).
+    pub(super) taught: RefCell<Vec<Outcome>>,
     /// What the peer has told last of the path, in the direction in which it sends, and when.
     pub(super) told: Cell<Option<(Instant, Metrics)>>,
     /// Kinds of carriers that flows were moved to by hand.
@@ -161,6 +164,7 @@ impl Peer {
             choice: Choice::default(),
             stacks: Stacks::default(),
             following: RefCell::default(),
+            taught: RefCell::default(),
             told: Cell::default(),
             wanted: RefCell::default(),
             control: RefCell::default(),
@@ -518,6 +522,7 @@ impl Peer {
         if let Some(state) = self.flows.borrow().get(&flow) {
             state.heard_by.set(Path::Carrier(carrier));
             state.licence.note_moved();
+            state.profile.note_moving();
             if running.is_some() && self.stacks.was_spread() {
                 state.shares.note(carrier, true, bytes);
             }
@@ -767,6 +772,14 @@ impl Peer {
                 return;
             }
         }
+    }
+
+    /// The path that a flow sends by, and the bytes that it has moved in both directions.
+    pub(super) fn path_and_bytes(&self, id: FlowId) -> Option<(Path, u64)> {
+        let core = self.core.borrow();
+        let flow = core.flow(id)?;
+        let [sent, received] = counts(flow);
+        Some((flow.send.path(), sent.saturating_add(received)))
     }
 
     fn path(&self, id: FlowId) -> Option<Path> {

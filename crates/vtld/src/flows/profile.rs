@@ -1,9 +1,51 @@
-//! Profile of a flow's application, classified by the flow's first bytes.
+//! Profile of a flow's application, classified by the flow's first bytes, and those of earlier flows.
 
-use std::{cell::RefCell, net::SocketAddr, time::Instant};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
-use vtl_core::profile::{Classifier, Verdict};
+use vtl_core::profile::{Cache, Classifier, Profile, Source, Verdict};
 use vtl_proto::frame::Side;
+
+use super::{learn::Course, now_ns};
+use crate::hooker::Executable;
+
+/// The profiles of earlier flows that this host has opened. Shared by threads.
+#[derive(Debug)]
+pub(super) struct Profiles {
+    began: Instant,
+    cache: Mutex<Cache>,
+}
+
+impl Default for Profiles {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            cache: Mutex::default(),
+        }
+    }
+}
+
+impl Profiles {
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        // Poisoning is harmless: no critical section leaves a partial update.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The profile that a flow is expected to have: that of the latest one of the same program to the same destination,
+    /// or else what the port tells.
+    pub(super) fn expected(&self, source: &Source) -> Option<Profile> {
+        let known = self.cache().get(now_ns(self.began), source);
+        known.or_else(|| Profile::of(source.dest.port()))
+    }
+
+    fn note(&self, source: Source, profile: Profile) {
+        self.cache().note(now_ns(self.began), source, profile);
+    }
+}
 
 /// Feeds a flow's first reads and writes to a [`Classifier`]; after its verdict the cost is a check of a flag.
 pub(super) struct Observer {
@@ -11,29 +53,49 @@ pub(super) struct Observer {
     began: Instant,
     /// `None` for a flow whose beginning was not seen here.
     classifier: RefCell<Option<Classifier>>,
+    /// Where the verdict is noted for later flows, if this host has opened the flow.
+    notes: Option<(Source, Arc<Profiles>)>,
+    /// Of a flow that may teach what its carrier is worth.
+    course: Option<Course>,
 }
 
 impl Observer {
-    /// The observer of a new flow. `addresses`: local, peer.
-    pub(super) fn new(opener: Side, addresses: [SocketAddr; 2]) -> Self {
-        let [local, peer] = addresses;
-        let destination = match opener {
-            Side::Local => peer,
-            Side::Peer => local,
-        };
+    /// The observer of a new flow that this host opens. `exe`: what its application executes, if that is known; `teaches`:
+    /// its carrier is chosen.
+    pub(super) fn new(
+        dest: SocketAddr,
+        exe: Option<&Executable>,
+        profiles: &Arc<Profiles>,
+        teaches: bool,
+    ) -> Self {
+        let name = exe.map(|exe| exe.name.as_str());
+        let program = exe.map(|exe| exe.program);
+        let source = Source { dest, program };
         Self {
-            opener,
-            began: Instant::now(),
-            classifier: RefCell::new(Some(Classifier::new(None, destination.port()))),
+            opener: Side::Local,
+            notes: Some((source, Arc::clone(profiles))),
+            course: teaches.then(Course::new),
+            ..Self::with(Some(Classifier::new(name, dest.port())))
         }
+    }
+
+    /// The observer of a new flow that a peer has opened. `to`: the application here.
+    pub(super) fn of_peer(to: SocketAddr) -> Self {
+        Self::with(Some(Classifier::new(None, to.port())))
     }
 
     /// The observer of a flow handed over by a former daemon: no profile.
     pub(super) fn none() -> Self {
+        Self::with(None)
+    }
+
+    fn with(classifier: Option<Classifier>) -> Self {
         Self {
-            opener: Side::Local,
+            opener: Side::Peer,
             began: Instant::now(),
-            classifier: RefCell::default(),
+            classifier: RefCell::new(classifier),
+            notes: None,
+            course: None,
         }
     }
 
@@ -43,11 +105,33 @@ impl Observer {
         let Some(classifier) = classifier.as_mut().filter(|c| !c.is_done()) else {
             return;
         };
-        let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = now_ns(self.began);
         match by == self.opener {
             true => classifier.sent(now, bytes),
             false => classifier.received(now, bytes),
         }
+        if let (Some(verdict), Some((source, profiles))) = (classifier.verdict(), &self.notes) {
+            profiles.note(*source, verdict.profile);
+        }
+    }
+
+    /// Notes that the flow goes by something else from now on. `bytes`: moved before.
+    pub(super) fn note_moved(&self, bytes: u64) {
+        if let Some(course) = &self.course {
+            course.begin(bytes);
+        }
+    }
+
+    /// Notes that bytes of the flow move.
+    pub(super) fn note_moving(&self) {
+        if let Some(course) = &self.course {
+            course.note_moving();
+        }
+    }
+
+    /// The course of a flow that may teach something.
+    pub(super) fn course(&self) -> Option<&Course> {
+        self.course.as_ref()
     }
 
     /// Whether there is no verdict yet.
@@ -58,6 +142,12 @@ impl Observer {
             .is_some_and(|c| !c.is_done())
     }
 
+    /// The profile of the verdict, once there is one.
+    pub(super) fn profile(&self) -> Option<Profile> {
+        let classifier = self.classifier.borrow();
+        Some(classifier.as_ref()?.verdict()?.profile)
+    }
+
     /// The verdict, once there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         self.classifier.borrow().as_ref()?.verdict().cloned()
@@ -66,12 +156,21 @@ impl Observer {
 
 #[cfg(test)]
 mod tests {
+    use vtl_core::profile::Program;
+
     use super::*;
 
+    const DEST: &str = "192.0.2.2:25";
+
+    fn dest() -> SocketAddr {
+        DEST.parse().expect("an address")
+    }
+
     fn verdict(opener: Side, by: Side, bytes: &[u8]) -> Option<String> {
-        let addresses =
-            ["192.0.2.1:5004", "192.0.2.2:25"].map(|at| at.parse().expect("an address"));
-        let observer = Observer::new(opener, addresses);
+        let observer = match opener {
+            Side::Local => Observer::new(dest(), None, &Arc::default(), false),
+            Side::Peer => Observer::of_peer(dest()),
+        };
         observer.look(by, bytes);
         observer.verdict().map(|verdict| verdict.evidence)
     }
@@ -90,6 +189,46 @@ mod tests {
         // Clients greet nobody.
         assert_eq!(verdict(Side::Local, Side::Local, greeting), None);
         assert_eq!(verdict(Side::Peer, Side::Peer, greeting), None);
+    }
+
+    #[test]
+    fn look__notes_the_verdict_for_the_next_flow_of_the_program() {
+        let profiles = Arc::<Profiles>::default();
+        let exe = |inode, name: &str| Executable {
+            program: Program { device: 1, inode },
+            name: name.to_owned(),
+        };
+        let expected = |exe: Option<&Executable>| {
+            let program = exe.map(|exe| exe.program);
+            let dest = dest();
+            profiles.expected(&Source { dest, program })
+        };
+        let player = exe(7, "player");
+        assert_eq!(
+            expected(Some(&player)),
+            Some(Profile::LossSensitive),
+            "the port"
+        );
+        let observer = Observer::new(dest(), Some(&player), &profiles, false);
+        observer.look(Side::Local, b"DESCRIBE rtsp://h/s RTSP/1.0\r\n\r\n");
+        assert_eq!(observer.profile(), Some(Profile::TimeSensitive));
+        assert_eq!(expected(Some(&player)), Some(Profile::TimeSensitive));
+        assert_eq!(
+            expected(Some(&exe(8, "mail"))),
+            Some(Profile::LossSensitive)
+        );
+        assert_eq!(expected(None), Some(Profile::LossSensitive));
+        // What peers open tells nothing of the programs here.
+        Observer::of_peer(dest()).look(Side::Peer, b"DESCRIBE rtsp://h/s RTSP/1.0\r\n\r\n");
+        assert_eq!(expected(None), Some(Profile::LossSensitive));
+        // The name counts where the bytes leave it open.
+        let observer = Observer::new(dest(), Some(&exe(9, "mpv")), &profiles, false);
+        observer.look(Side::Local, b"GET /film HTTP/1.1\r\nHost: h\r\n\r\n");
+        observer.look(
+            Side::Peer,
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n\r\n",
+        );
+        assert_eq!(observer.profile(), Some(Profile::TimeSensitive));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use vtl_core::{
     netmon::{Metrics, figures},
     profile::Profile,
     reconfigure::{Choice, DEFAULT_DWELL, Decision, ENOUGH_PACKETS, Engine},
-    select::CLASSES,
+    select::{Bounds, CLASSES},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -30,7 +30,7 @@ use super::{
 use crate::{events::emit, hooker::Over};
 
 /// Maximum age of figures that a peer has told: they come once a second, behind what the path loses.
-const TOLD_STALE: Duration = Duration::from_secs(5);
+pub(super) const TOLD_STALE: Duration = Duration::from_secs(5);
 /// Age up to which figures of earlier connections count for a new association.
 const KNOWN: Duration = Duration::from_secs(300);
 /// Interval of telling figures to a peer.
@@ -41,11 +41,18 @@ const GRAFT: &str = "graft:";
 /// Time without new bytes after which flows pause.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Marks associations whose carrier is chosen; those of different profiles are kept apart.
+/// Marks associations whose carrier is chosen; those of different profiles, and of different bounds, are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Auto {
-    /// By the port; `None`: nobody knows.
+    /// What was expected when the association began, by earlier flows or the port; `None`: nobody knew. What the flows'
+    /// bytes show counts more ([`Peer::shown_profile`]).
     pub(crate) profile: Option<Profile>,
+    /// What the flows' rule bounds.
+    #[serde(default)]
+    pub(crate) bounds: Bounds,
+    /// The flows explore this place among [`CLASSES`]: what they go by, whatever the model says.
+    #[serde(default)]
+    pub(crate) explores: Option<u8>,
 }
 
 /// What is known of an association that the model decides about, beside its [`Engine`].
@@ -120,6 +127,9 @@ impl Flows {
         let Some(auto) = peer.auto().filter(|_| self.limits.selection.is_on()) else {
             return;
         };
+        if let Some(explored) = auto.explored() {
+            return self.follow_explored(peer, auto, explored);
+        }
         let following = self.follow_by_model(peer, auto);
         if let Some(metrics) = self.known(peer) {
             let mut engine = following.engine.borrow_mut();
@@ -134,6 +144,7 @@ impl Flows {
     fn follow_by_model(&self, peer: &Rc<Peer>, auto: Auto) -> Rc<Following> {
         let choice = ByModel::choice_of(peer.settled_target().as_ref());
         let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
+        let engine = engine.with_bounds(auto.bounds);
         let following = Following::new(By::Model(ByModel::default()), engine);
         peer.follow_anew(&following);
         following
@@ -160,6 +171,9 @@ impl Flows {
             }
             return;
         }
+        if let Some(explored) = auto.explored() {
+            return self.follow_explored(peer, auto, explored);
+        }
         let known = peer.following.borrow().clone();
         let following = known.unwrap_or_else(|| self.follow_by_model(peer, auto));
         let By::Model(by) = &following.by else {
@@ -176,7 +190,12 @@ impl Flows {
         by.seen.set((direction, metrics.or(seen)));
         peer.give_up_lost(&following);
         let is_moving = by.is_moving(peer.moved());
-        following.engine.borrow_mut().note_moving(is_moving);
+        let mut engine = following.engine.borrow_mut();
+        engine.note_moving(is_moving);
+        engine.set_profile(peer.shown_profile().or(auto.profile));
+        drop(engine);
+        self.learn(peer, auto, Some(&*following));
+        self.follow_bounds(peer, &following, direction);
         peer.sample(&following, metrics.as_ref());
     }
 
@@ -265,10 +284,25 @@ impl Peer {
             let current = ByModel::class(engine.made());
             match engine.decision() {
                 None => format!("auto: {current}, too little is known of the path yet"),
-                Some(decision) => short(decision, current),
+                Some(decision) if engine.follows_learnt() => {
+                    let model = decision.explanation.class;
+                    format!("auto: {current}, as flows have taught (vtl select learn list); the model says {model}")
+                }
+                Some(decision) => match engine.passed_over(following.now_ns()) {
+                    Some(over) => {
+                        let bounds = engine.bounds();
+                        format!("auto: {current}, as {over} does not keep {bounds}")
+                    }
+                    None => short(decision, current),
+                },
             }
         });
-        reason.unwrap_or_else(|| "auto: vtl select is off".to_owned())
+        let explored = self.auto().and_then(|auto| auto.explored());
+        let explores = explored.filter(|of| self.condition_target() == Some(ByModel::target(*of)));
+        reason.unwrap_or_else(|| match explores {
+            Some(of) => format!("auto: {}, which a few flows explore", ByModel::class(of)),
+            None => "auto: vtl select is off".to_owned(),
+        })
     }
 
     fn selected(&self, on: bool) -> Option<SelectedPath> {
@@ -277,7 +311,10 @@ impl Peer {
             peer: self.key.peer,
             association: Some(self.key.tag),
             profile: auto.profile.map(|profile| profile.to_string()),
-            carrier: ByModel::class(None).to_owned(),
+            max_delay_ms: (auto.bounds.max_delay).map(|max| max.as_secs_f64() * 1e3),
+            min_throughput_mbit: (auto.bounds.min_throughput).map(|min| min as f64 / 1e6),
+            missed: Vec::new(),
+            carrier: ByModel::class(auto.explored().filter(|_| on).flatten()).to_owned(),
             flows: self.count_flows(),
             direction: None,
             min_rtt_ms: None,
@@ -296,6 +333,8 @@ impl Peer {
             let metrics = metrics.unwrap_or_default();
             let decision = engine.decision();
             SelectedPath {
+                profile: engine.profile().map(|profile| profile.to_string()),
+                missed: engine.missed().map(|bound| bound.to_string()).collect(),
                 carrier: ByModel::class(engine.made()).to_owned(),
                 direction: direction.map(|direction| direction.name().to_owned()),
                 min_rtt_ms: metrics.min_rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
@@ -313,7 +352,7 @@ impl Peer {
     }
 
     /// The figures that the peer has told, of at most this age.
-    fn told(&self, age: Duration) -> Option<Metrics> {
+    pub(super) fn told(&self, age: Duration) -> Option<Metrics> {
         let (at, metrics) = self.told.get()?;
         (at.elapsed() <= age).then_some(metrics)
     }

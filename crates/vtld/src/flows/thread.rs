@@ -13,7 +13,11 @@ use tokio::{
     sync::mpsc,
     task::{LocalSet, spawn_local},
 };
-use vtl_control::{CarrierStatus, FlowList, FlowStatus, SelectStatus, What};
+use vtl_control::{CarrierStatus, FlowList, FlowStatus, Learning, Lessons, SelectStatus, What};
+use vtl_core::{
+    profile::{Profile, Source},
+    select::learn::Destination,
+};
 use vtl_proto::{carrier::Kind, frame::FlowName};
 
 use super::{Desired, Flows, Handover, Limits, Names, Opened, no_such, reconfigure::RuleState};
@@ -157,6 +161,49 @@ impl Handle {
         self.shared.names.serves(host)
     }
 
+    /// The profile that a flow of this kind is expected to have, and the carrier that it explores, if it may.
+    pub(crate) fn expect(
+        &self,
+        source: &Source,
+        may_explore: bool,
+    ) -> (Option<Profile>, Option<u8>) {
+        let Names {
+            profiles, teacher, ..
+        } = &*self.shared.names;
+        let profile = profiles.expected(source);
+        let destination = Destination {
+            host: source.dest.ip().to_canonical(),
+            profile,
+        };
+        let explores = may_explore && self.shared.limits.selection.learns();
+        (
+            profile,
+            explores.then(|| teacher.explore(&destination)).flatten(),
+        )
+    }
+
+    /// What flows have taught: a page from an index on.
+    pub(crate) fn lessons(&self, from: usize) -> Lessons {
+        let on = self.shared.limits.selection.learns();
+        self.shared.names.teacher.lessons(from, on)
+    }
+
+    /// Turns learning on or off, or has what was learnt forgotten.
+    ///
+    /// # Errors
+    /// The change does not outlive this daemon, or is not made.
+    pub(crate) fn learn(&self, learning: Learning) -> Result<(), String> {
+        match learning {
+            Learning::On => self.shared.limits.selection.set_learns(true)?,
+            Learning::Off => self.shared.limits.selection.set_learns(false)?,
+            Learning::Reset => self.shared.names.teacher.reset(),
+        }
+        tracing::info!(?learning, "select: learning of flows was changed");
+        // Flows that run follow.
+        let _ = self.ask(Command::Select);
+        Ok(())
+    }
+
     /// Allocates the name of the next flow between two addresses. `required`: without fallback to TCP.
     pub(crate) fn name_flow(
         &self,
@@ -189,6 +236,7 @@ impl Handle {
             peer: tcp,
             name,
             forwarded,
+            exe,
             ..
         } = flow;
         app.accept(move |app| match app {
@@ -199,6 +247,7 @@ impl Handle {
                 tcp,
                 name,
                 desired,
+                exe,
                 forwarded,
             })),
             Err(error) => tracing::debug!(%error, %dest, "flows: the application is gone"),

@@ -7,7 +7,7 @@ pub(super) use vtl_proto::intf::{
     VTL_RULES_MAX, VTL_SOCK_FLOW, VTL_SOCK_GAVE_UP, VTL_SOCK_OFFER, VTL_SOCK_PEER, VTL_STEER_4,
     VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END, VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL,
     VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER, VTL_STEPS_MAX, VTL_SYN_MAX, VTL_WISH_NEAR,
-    VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_flow_name,
+    VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_exe, vtl_flow_name,
     vtl_four_tuple, vtl_gateway_hop, vtl_gateway_port, vtl_gateway_prefix, vtl_gateway_syn,
     vtl_hook_config, vtl_identity, vtl_near, vtl_own_socket, vtl_step, vtl_syn,
 };
@@ -34,7 +34,7 @@ unsafe impl Pod for vtl_identity {}
 unsafe impl Pod for vtl_own_socket {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_near {}
-// SAFETY: as above; the tail of `vtl_syn` is filled by `packet`, a multiple of eight bytes.
+// SAFETY: as above; what lies between `exe` and the end is 160 bytes, a multiple of eight.
 unsafe impl Pod for vtl_syn {}
 // SAFETY: as above.
 unsafe impl Pod for vtl_gateway_syn {}

@@ -145,11 +145,23 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// `maps`: a former daemon's maps to reuse, by name.
+    /// `maps`: a former daemon's maps to reuse, by name. Where the kernel does not show programs what a task executes, they
+    /// are loaded without that.
     pub(super) fn load(
         config: &vtl_hook_config,
         maps: &[(String, OwnedFd)],
     ) -> Result<Self, HookerError> {
+        let seeing = vtl_hook_config {
+            sees_exe: 1,
+            ..*config
+        };
+        Self::load_as(&seeing, maps).or_else(|error| {
+            tracing::debug!(%error, "hooker: programs are loaded without a look at executables");
+            Self::load_as(config, maps)
+        })
+    }
+
+    fn load_as(config: &vtl_hook_config, maps: &[(String, OwnedFd)]) -> Result<Self, HookerError> {
         let object = load(vtl_bpf::objects::HOOKER, config, |open| {
             for mut map in open.maps_mut() {
                 let name = map.name().to_string_lossy().into_owned();

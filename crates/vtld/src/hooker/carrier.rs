@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
+use vtl_core::select::Bounds;
 use vtl_proto::{
     carrier::{GraftSpec, Kind, LOSSY, PARTIAL, Scheduler},
     services::{Requirements, Services},
@@ -26,9 +27,9 @@ pub enum Carrier {
     /// Sessions with peers that run VTL, over the highest-ranked graft that both have; TCP to others.
     #[default]
     Best,
-    /// `auto`: one of `vtl_core::select::CLASSES` with peers that run VTL, chosen by the path and the application; TCP to
-    /// others.
-    Auto,
+    /// `auto`: one of `vtl_core::select::CLASSES` with peers that run VTL, chosen by the path and the application, so that
+    /// a rule's bounds are kept where they can; TCP to others.
+    Auto(Bounds),
     /// `tcp`: TCP with the system's defaults.
     Plain,
     /// `tcp:NAME`: TCP under this congestion control.
@@ -99,7 +100,7 @@ impl Carrier {
         let why = match self {
             Self::Best | Self::Tolerant | Self::Control(_) | Self::Others(..) => return Ok(()),
             Self::Plain => "a port that is not hooked is plain TCP already",
-            Self::Auto => "who connects chooses by its path (hook the port without a carrier)",
+            Self::Auto(_) => "who connects chooses by its path (hook the port without a carrier)",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
             Self::Flows(_) | Self::Multipath(_) => {
@@ -189,7 +190,7 @@ impl Carrier {
             | Self::Multipath(_) => {
                 return Ok(Self::Required(must, Box::new(self)));
             }
-            Self::Auto => "where TCP is best for the path it chooses TCP",
+            Self::Auto(_) => "where TCP is best for the path it chooses TCP",
             Self::Plain | Self::Control(_) => "it is TCP, which needs no other host's agreement",
             Self::Lossy(_) | Self::Tolerant => "what may not get lost of such flows goes by TCP",
             Self::Others(..) => "TCP is what others are sent by",
@@ -231,7 +232,7 @@ impl FromStr for Carrier {
         };
         match text.split_once(':') {
             None if text == "tcp" => Ok(Self::Plain),
-            None if text == "auto" => Ok(Self::Auto),
+            None if text == "auto" => Ok(Self::Auto(Bounds::default())),
             None if text == "multipath" => Ok(Self::Multipath(Scheduler::default())),
             None if let Some(kind) = Kind::named(text) => Ok(Self::Flows(kind)),
             None if let Ok(spec) = text.parse::<GraftSpec>()
@@ -271,7 +272,8 @@ impl fmt::Display for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Best => f.write_str("best"),
-            Self::Auto => f.write_str("auto"),
+            Self::Auto(bounds) if bounds.is_none() => f.write_str("auto"),
+            Self::Auto(bounds) => write!(f, "auto, {bounds}"),
             Self::Plain => f.write_str("tcp"),
             Self::Control(name) => write!(f, "tcp:{name}"),
             Self::Graft(name) => write!(f, "graft:{name}"),
@@ -342,6 +344,9 @@ pub(super) struct Wish {
     /// The carrier is chosen by path and application.
     #[serde(default)]
     pub(super) auto: bool,
+    /// What the choice is to keep.
+    #[serde(default)]
+    pub(super) bounds: Bounds,
     /// The connections are marked loss-tolerant.
     #[serde(default)]
     pub(super) tolerant: bool,
@@ -353,7 +358,10 @@ impl Wish {
         let mut wish = Self::default();
         match carrier {
             Carrier::Best => {}
-            Carrier::Auto => wish.auto = true,
+            Carrier::Auto(bounds) => {
+                wish.auto = true;
+                wish.bounds = *bounds;
+            }
             Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
             Carrier::Services(wanted) => {
                 wish.over = Some(Over::Services(*wanted).into());
@@ -705,13 +713,21 @@ mod tests {
         assert_eq!(wishes.get(number).rule.as_deref(), Some("far"));
         assert!(!wishes.get(number).tolerant);
         // Those whose carrier is chosen bypass vtld where the host is near.
-        let number = wishes.number(&Carrier::Auto);
+        let number = wishes.number(&Carrier::Auto(Bounds::default()));
         assert_eq!(number, 7 | VTL_WISH_NEAR);
         assert!(wishes.get(number).auto && !wishes.get(6).auto);
+        // And those with bounds from those without.
+        let bounds = Bounds {
+            min_throughput: Some(5_000_000),
+            ..Bounds::default()
+        };
+        let bounded = wishes.number(&Carrier::Auto(bounds));
+        assert_eq!(bounded, 8 | VTL_WISH_NEAR);
+        assert_eq!(wishes.get(bounded).bounds, bounds);
         // What may lose something is told from what may not.
         let tolerant = wishes.number_of(&Carrier::Best, "far".into(), true);
-        assert!(tolerant == 8 && wishes.get(tolerant).tolerant);
-        for nobody in [0, 9, VTL_WISH_PLAIN] {
+        assert!(tolerant == 9 && wishes.get(tolerant).tolerant);
+        for nobody in [0, 10, VTL_WISH_PLAIN] {
             assert_eq!(wishes.get(nobody), Wish::default());
         }
     }

@@ -21,11 +21,13 @@ use super::{
     abi::{self, vtl_syn},
     carrier::{Over, Wish},
     error::ConnectError,
+    executable::Executable,
     gateway,
     packet::SynPacket,
     sock,
 };
 use crate::{network::Network, panics};
+use vtl_core::{profile::Profile, select::Bounds};
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowName},
@@ -289,6 +291,8 @@ impl Flows {
         };
         let ends = [app, syn.target()];
         let id = self.enter(syn, event.cookie, None)?;
+        let exe = Executable::of(&event.exe);
+        let expected = shared.expect(&wish, dest, exe.as_ref());
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -299,6 +303,8 @@ impl Flows {
             dest,
             src: app,
             wish,
+            exe,
+            expected,
             forwarded: None,
             via: None,
             answered: false,
@@ -335,6 +341,8 @@ impl Flows {
             dest,
             src,
             wish: via.wish.clone(),
+            exe: None,
+            expected: shared.expect(&via.wish, dest, None),
             forwarded: Some(forwarded),
             via: Some(via),
             answered: false,
@@ -451,6 +459,8 @@ struct Held {
     dest: SocketAddr,
     src: SocketAddr,
     wish: Wish,
+    exe: Option<Executable>,
+    expected: (Option<Profile>, Option<u8>),
     forwarded: Option<Forwarded>,
     via: Option<gateway::Via>,
     answered: bool,
@@ -495,6 +505,22 @@ impl HeldConnect {
     /// Whether the carrier is chosen by path and application.
     pub fn is_auto(&self) -> bool {
         self.0.wish.auto
+    }
+
+    /// What the choice is to keep.
+    pub fn bounds(&self) -> Bounds {
+        self.0.wish.bounds
+    }
+
+    /// The profile of the application to choose by, as far as it was known when the connect came, and the carrier that it
+    /// explores.
+    pub fn expected(&self) -> (Option<Profile>, Option<u8>) {
+        self.0.expected
+    }
+
+    /// What the application executes, if that is known.
+    pub fn executable(&self) -> Option<&Executable> {
+        self.0.exe.as_ref()
     }
 
     /// The desired kind of carrier.

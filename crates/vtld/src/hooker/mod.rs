@@ -11,7 +11,7 @@
 //!   they capture; `carrier.rs`: what these are to go by.
 //! - `worker.rs`: the thread `vtl-hooker`. `held.rs`: connects that wait, with their SYNs (`packet.rs`); `discovery.rs`:
 //!   connects to their destinations; `steering.rs`: connections of peers; `listeners.rs`, `sock.rs`: sockets.
-//! - `proxy.rs`: the thread `vtl-proxy`, for peers without VTL.
+//! - `executable.rs`: what an application executes. `proxy.rs`: the thread `vtl-proxy`, for peers without VTL.
 //! - `gateway/`: the same for connections that this host forwards. `handover.rs`: hands all of it over to the next
 //!   daemon. `beat.rs`: the heartbeat, without which the programs leave connections to TCP.
 //!
@@ -25,6 +25,7 @@ mod carrier;
 mod cgroup;
 mod discovery;
 mod error;
+mod executable;
 mod gateway;
 mod handover;
 mod held;
@@ -55,6 +56,10 @@ use std::{
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_control::OpenedConnection;
+use vtl_core::{
+    profile::{Profile, Source},
+    select::Bounds,
+};
 use vtl_proto::frame::FlowName;
 
 use vtl_proto::carrier::Kind;
@@ -62,8 +67,10 @@ use vtl_proto::carrier::Kind;
 use crate::{Scope, handover::Left};
 
 pub(crate) use beat::Pulse;
+use carrier::Wish;
 pub use carrier::{Carrier, Must, Over};
 pub use error::{ConnectError, HookerError};
+pub use executable::Executable;
 pub(crate) use gateway::shut_down;
 pub use gateway::{Gateway, GatewayListed};
 pub(crate) use handover::Handover;
@@ -143,6 +150,13 @@ pub struct ClientFlow {
     pub rule: Option<Arc<str>>,
     /// Whether the carrier is chosen by path and application.
     pub auto: bool,
+    /// What the choice is to keep.
+    pub bounds: Bounds,
+    /// The profile of the application to choose by, as far as it was known when the connect came, and the carrier that the
+    /// flow explores.
+    pub expected: (Option<Profile>, Option<u8>),
+    /// What the application executes, if that is known.
+    pub exe: Option<Executable>,
     /// Whether its hook or rule marks it loss-tolerant.
     pub tolerant: bool,
     /// The flow's name, which the SYN of `peer` announced.
@@ -171,6 +185,12 @@ pub struct ServerFlow {
 pub trait Broker: Send + Sync + 'static {
     /// Allocates the name that the SYN of a flow's TCP connection announces.
     fn name_flow(&self, held: &HeldConnect) -> FlowName;
+
+    /// The profile that connections of this kind had before, or that the port tells; and if it may, the carrier that this
+    /// one explores, a place among `vtl_core::select::CLASSES`.
+    fn expect(&self, source: &Source, _may_explore: bool) -> (Option<Profile>, Option<u8>) {
+        (Profile::of(source.dest.port()), None)
+    }
 
     /// Whether there is an association with the host.
     fn knows(&self, _host: IpAddr) -> bool {
@@ -254,6 +274,23 @@ impl Drop for LockedHooks<'_> {
 }
 
 impl Shared {
+    /// The profile to choose a connection's carrier by, and the one that it explores; nothing where nothing is chosen.
+    fn expect(
+        &self,
+        wish: &Wish,
+        dest: SocketAddr,
+        exe: Option<&Executable>,
+    ) -> (Option<Profile>, Option<u8>) {
+        let program = exe.map(|exe| exe.program);
+        let source = Source { dest, program };
+        // Never one with requirements.
+        let may_explore = wish.bounds.is_none() && !wish.required;
+        match wish.auto {
+            true => self.broker.expect(&source, may_explore),
+            false => (None, None),
+        }
+    }
+
     // Poisoning is harmless: no critical section panics half-way through an update.
     fn clients(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)

@@ -160,6 +160,21 @@ impl NetMonitor {
         let recent: Vec<_> = aged.filter(|(of, _)| *of <= age).collect();
         Some(best(&recent)?.1)
     }
+
+    /// What one kind of connection has told, at most this long ago.
+    pub(crate) fn recent_of(
+        &self,
+        peer: IpAddr,
+        evidence: Evidence,
+        age: Duration,
+    ) -> Option<Metrics> {
+        let now = Instant::now();
+        let hosts = self.hosts();
+        let told = hosts.known.get(&peer.to_canonical())?;
+        let told = told.iter().find(|told| told.evidence == evidence)?;
+        let (of, metrics) = told.aged(now);
+        (of <= age).then_some(metrics)
+    }
 }
 
 impl Told {

@@ -78,7 +78,15 @@ impl ControlBroker {
         session.meter.note(Mark::new(now, &entry.meter()));
         // What is known of a peer is of the path that other connections take.
         let is_beside = session.is_beside;
-        if !is_beside && let Some(counters) = netmon::of_session(&entry) {
+        let counters = netmon::of_session(&entry);
+        if let (Some(bounds), Some(counters)) = (&mut session.bounds, &counters) {
+            let gid = entry.snapshot().gid;
+            let graft = self.plane.grafts().find(|graft| graft.gid == gid);
+            let graft = graft.map_or("", |graft| graft.name.as_str());
+            let told = bounds.read(now, counters, (session.peer, sid), graft);
+            told.into_iter().for_each(emit);
+        }
+        if !is_beside && let Some(counters) = counters {
             let evidence = Evidence::Carrier(Kind::Graft);
             self.monitor.note(
                 session.peer,

@@ -10,6 +10,7 @@ use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
 use vtl_core::{
     mtud::max_payload,
+    select::Bounds,
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{
@@ -26,6 +27,7 @@ use vtl_proto::{
 
 use super::{
     super::{
+        bounds::{self, SessionBounds},
         now_ns,
         peers::{Exit, Next},
         random_token,
@@ -159,7 +161,8 @@ impl ControlBroker {
             return Err("the daemon is stopping".into());
         }
         let (local, mtu) = self.way_to(peer, wish)?;
-        let grafts = self.candidates(wish, port)?;
+        let mut grafts = self.candidates(wish, port)?;
+        let stated = self.bounded(peer, port, wish, &mut grafts)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -234,6 +237,7 @@ impl ControlBroker {
             session.port_there = port_there;
         }
         session.is_beside = wish.from.is_some();
+        session.bounds = SessionBounds::new(stated).map(Box::new);
         session.preferred = preferred;
         session.required = wish.wanted.required();
         session.expected = expected;
@@ -251,6 +255,27 @@ impl ControlBroker {
         }
         self.open_timer(sid, now);
         Ok(sid)
+    }
+
+    /// The bounds that an application has stated, by which the grafts are ordered.
+    ///
+    /// # Errors
+    /// The path is known not to keep them, in a sentence.
+    fn bounded(
+        &self,
+        peer: IpAddr,
+        port: u16,
+        wish: &Wish,
+        grafts: &mut [GraftInfo],
+    ) -> Result<Bounds, String> {
+        let stated = match port {
+            GRAFT_PORT => Bounds::default(), // flows have none, or their own
+            _ => bounds::of(&wish.wanted.qos),
+        };
+        if let Some(path) = self.monitor.recent(peer, bounds::KNOWN) {
+            bounds::choose(&stated, peer, &path, grafts)?;
+        }
+        Ok(stated)
     }
 
     /// The grafts to offer; never empty.

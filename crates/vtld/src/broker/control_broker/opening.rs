@@ -151,6 +151,7 @@ impl ControlBroker {
             caller,
             meter: Meter::new(now_ns()),
             watch: Watch::default(),
+            bounds: None,
         };
         self.sessions.insert(sid, session);
         Ok((sid, token))

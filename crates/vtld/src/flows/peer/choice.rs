@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vtl_core::{Association, flow::Path};
+use vtl_core::{Association, flow::Path, profile::Profile};
 use vtl_proto::{
     carrier::{Kind, Scheduler},
     frame::{CarrierId, FlowId, Side},
@@ -486,6 +486,28 @@ impl Peer {
         let mut both = [running, self.choice.ended.get()].into_iter();
         let enough = both.find(|[sent, received]| sent.saturating_add(*received) >= ENOUGH_BYTES);
         enough.map(direction)
+    }
+
+    /// The profile that flows which run have shown by their bytes; of several that of those that have carried most. `None`:
+    /// none has shown one.
+    pub(in super::super) fn shown_profile(&self) -> Option<Profile> {
+        let core = self.core.borrow();
+        let mut carried = [None; Profile::ALL.len()];
+        for (id, state) in &*self.flows.borrow() {
+            let Some(profile) = state.profile.profile() else {
+                continue;
+            };
+            let bytes = core.flow(*id).map_or([0; 2], counts);
+            let of = Profile::ALL.iter().position(|known| *known == profile);
+            if let Some(of) = of.and_then(|place| carried.get_mut(place)) {
+                let before = of.unwrap_or([0; 2]);
+                *of = Some(add(before, bytes));
+            }
+        }
+        let all = Profile::ALL.into_iter().zip(carried);
+        let shown = all.filter_map(|(profile, bytes)| Some((profile, bytes?)));
+        let most = shown.max_by_key(|(_, [sent, received])| sent.saturating_add(*received));
+        most.map(|(profile, _)| profile)
     }
 
     /// Notes the bytes that a flow has sent and received by its end.

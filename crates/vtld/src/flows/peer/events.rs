@@ -49,6 +49,9 @@ impl Peer {
         }
         let to = self.travels_by(id, path);
         state.told.set((path, to));
+        state
+            .profile
+            .note_moved(flow.map_or(0, |flow| counts(flow).into_iter().sum()));
         emit(What::FlowMoved {
             flow: state.number,
             local: state.local,

@@ -1,5 +1,6 @@
 //! Parser of the file of rules: TOML, accepted as a whole or rejected with the position of the error.
 
+mod bounds;
 mod via;
 mod when;
 
@@ -116,12 +117,13 @@ struct Draft<'a> {
     /// A condition names a carrier that loses something.
     loses_by_when: bool,
     expires: Option<SystemTime>,
+    bounded: bounds::Bounded,
 }
 
 /// The keys of a rule: its name, conditions, then actions.
 const KEYS: &str = "name, cgroup, user, exe, port, to, profile, local, via, from, from_port, listen, carrier, \
-                    services, others, loss_tolerant, require_carrier, require_encryption, bypass, when, dwell and \
-                    expires";
+                    services, others, loss_tolerant, require_carrier, require_encryption, bypass, when, dwell, \
+                    max_delay, min_throughput and expires";
 
 /// The line of a rule that sets a requirement, for errors.
 fn required_by(must: Must) -> &'static str {
@@ -238,6 +240,7 @@ impl Source<'_> {
                 }
                 "when" => draft.when.conditions = Some((key.span(), self.when(value)?)),
                 "dwell" => draft.when.dwell = Some((key.span(), self.dwell(value)?)),
+                "max_delay" | "min_throughput" => self.bound(key, value, &mut draft.bounded)?,
                 "expires" => draft.expires = Some(self.expiry(value)?),
                 "bypass" => {
                     if !self.truth(value)? {
@@ -280,6 +283,7 @@ impl Source<'_> {
             );
             return self.wrong(matching.span(), text);
         }
+        self.bounded(None, std::mem::take(&mut draft.bounded))?;
         ports.sort_unstable();
         if let Some(twice) = ports.windows(2).find(|p| p[0] == p[1]) {
             return self.wrong(key.span(), format!("port {} is there twice", twice[0]));
@@ -342,6 +346,17 @@ impl Source<'_> {
             );
             return self.wrong(local.span(), text);
         }
+        let bounded = std::mem::take(&mut draft.bounded);
+        let action = match action {
+            Action::Bypass => {
+                self.bounded(None, bounded)?;
+                Action::Bypass
+            }
+            Action::Carry(carrier) => {
+                let carrier = self.bounded(Some(carrier), bounded)?;
+                Action::Carry(carrier.unwrap_or_default())
+            }
+        };
         let (at, action) = match action {
             Action::Bypass => match (draft.tolerant, draft.required) {
                 (None, None) => (key.span(), Action::Bypass),

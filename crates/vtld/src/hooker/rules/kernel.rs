@@ -23,8 +23,9 @@ use crate::addresses;
 const MATCH: [&str; 2] = ["vtl_rule4", "vtl_rule6"];
 const IDENTIFY: &str = "vtl_identify";
 /// Maps shared with the Hooker's other programs.
-const SHARED: [&str; 7] = [
+const SHARED: [&str; 8] = [
     "vtl_captured",
+    "vtl_exes",
     "vtl_wishes",
     "vtl_locals",
     "vtl_plain",

@@ -62,8 +62,10 @@ impl Source<'_> {
         if let Some((mark, at)) = marks.into_iter().flatten().next() {
             return self.wrong(at, format!("a rule with \"via\" has no {mark}"));
         }
+        let bounded = std::mem::take(&mut draft.bounded);
         match draft.actions.pop() {
             Some((_, value, Action::Carry(carrier))) => {
+                let carrier = self.bounded(Some(carrier), bounded)?.unwrap_or_default();
                 if Wish::new(&carrier).is_none_or(|wish| wish.required) {
                     let text = format!(
                         "a gateway does not carry by {carrier}: take best, auto, graft:NAME, multipath, quic, sctp, \

@@ -88,7 +88,7 @@ impl Source<'_> {
                 return Ok((condition, carrier, at));
             }
             Carrier::Control(_) => "a running connection keeps its congestion control",
-            Carrier::Auto => "it has conditions of its own, the model's",
+            Carrier::Auto(_) => "it has conditions of its own, the model's",
             _ => "it is for ports of servers",
         };
         let text = format!(
@@ -139,7 +139,7 @@ impl Source<'_> {
                 return self.wrong(at, text.into());
             }
         };
-        if *own == Carrier::Auto {
+        if matches!(own, Carrier::Auto(_)) {
             let text = "auto chooses by the path itself, so it excludes when";
             return self.wrong(at, text.into());
         }
