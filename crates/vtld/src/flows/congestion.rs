@@ -78,12 +78,12 @@ impl Congestion {
             return false;
         }
         self.look(tcp);
-        match (self.is_lossy.get(), self.own.borrow().is_some()) {
-            (true, true) | (false, false) => return false,
-            (true, false) => {}
-            (false, true) => return self.give_back(tcp),
+        let is_bbr = self.own.borrow().is_some();
+        match (self.is_lossy.get(), is_bbr) {
+            (true, true) | (false, false) => false,
+            (true, false) => self.take_over(tcp),
+            (false, true) => self.give_back(tcp),
         }
-        self.take_over(tcp)
     }
 
     /// Whether the path itself loses packets.
@@ -144,4 +144,33 @@ fn has_bbr() -> bool {
             .and_then(|tcp| setsockopt(&tcp, sockopt::TcpCongestion, &OsString::from(BBR)));
         tried.is_ok()
     })
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn watch__gives_the_control_back_where_nothing_is_lost() {
+        if !has_bbr() {
+            return vtl_testing::skip("no BBR here");
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let tcp = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let control = || getsockopt(&tcp, sockopt::TcpCongestion).expect("a control");
+        setsockopt(&tcp, sockopt::TcpCongestion, &"reno".into()).expect("every kernel has it");
+        let congestion = Congestion::default();
+        assert!(!congestion.allow_bbr(&tcp, true), "nothing is lost");
+        congestion.is_lossy.set(true);
+        assert!(congestion.watch(&tcp));
+        assert_eq!(control(), BBR);
+        assert!(!congestion.watch(&tcp), "it stays");
+        congestion.is_lossy.set(false);
+        assert!(congestion.watch(&tcp));
+        assert_eq!(control(), "reno");
+        assert!(!congestion.watch(&tcp) && !congestion.allow_bbr(&tcp, false));
+    }
 }
