@@ -226,7 +226,7 @@ mod tests {
         observer.look(Side::Local, b"GET /film HTTP/1.1\r\nHost: h\r\n\r\n");
         observer.look(
             Side::Peer,
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n",
         );
         assert_eq!(observer.profile(), Some(Profile::TimeSensitive));
     }
