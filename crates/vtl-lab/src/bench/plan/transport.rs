@@ -126,7 +126,7 @@ fn is_word(text: &str) -> bool {
 
 /// Every valid name; NAME stands for a graft.
 fn names() -> String {
-    let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
+    let carriers = Kind::NAMED.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
      sealed:NAME, hook:auto, hook:graft:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME"
