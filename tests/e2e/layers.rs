@@ -1,6 +1,6 @@
 //! Stacks of layers (`stack:NAME`, `stacks.toml`), under unmodified programs.
 
-use std::{fs, net::UdpSocket, path::Path};
+use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -12,7 +12,8 @@ use vtl_testbed::{Host, Link};
 
 use crate::{
     harness::{
-        Download, World, bad_link, payload, process_of_carriers, refused, same, until, url,
+        Download, World, bad_link, payload, process_of_carriers, refused, repository, same, until,
+        url,
     },
     kinds::udp_port,
 };
@@ -25,6 +26,22 @@ fn finish(mut download: Download) {
     let status = download.process.wait();
     assert!(status.success(), "{status}");
     download.check();
+}
+
+/// Compiles the example of a layer into a directory.
+fn compile(layers: &Path) -> String {
+    fs::create_dir_all(layers).expect("a directory");
+    let status = Command::new("clang-19")
+        .args([
+            "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-I",
+        ])
+        .arg(repository().join("include"))
+        .arg("-o")
+        .arg(layers.join("check.so"))
+        .arg(repository().join("examples/layer_check.c"))
+        .status();
+    assert!(status.expect("clang-19 runs: make setup").success());
+    layers.to_str().expect("UTF-8").to_owned()
 }
 
 /// Writes the file of stacks for the client, whose rules are beside it. Returns the rules' path.
@@ -44,8 +61,14 @@ fn udp_plus__every_byte_over_a_bad_link_whatever_dies() {
     };
     world.meet_by(&["--carrier", UDP_PLUS]);
     let carriers = world.carriers(Host::Client);
-    assert!(carriers.iter().all(|row| row["carrier"] == "stack"), "{carriers:?}");
-    assert!(carriers.iter().all(|row| row["encrypted"] == true), "{carriers:?}");
+    assert!(
+        carriers.iter().all(|row| row["carrier"] == "stack"),
+        "{carriers:?}"
+    );
+    assert!(
+        carriers.iter().all(|row| row["encrypted"] == true),
+        "{carriers:?}"
+    );
     world.testbed.set(&bad_link()).expect("set");
     let server = world.servers()[0];
     world.serve("f", 4 * MB);
@@ -57,7 +80,11 @@ fn udp_plus__every_byte_over_a_bad_link_whatever_dies() {
     let after = ["bytes_received", "bytes_sent"].map(|figure| world.carried(figure));
     let [down, up] = [after[0] - before[0], after[1] - before[1]];
     assert!(down >= 4 * MB as u64 && up >= 2 * MB as u64, "{down}, {up}");
-    assert!(world.carried("lost") > 0, "{:?}", world.carriers(Host::Client));
+    assert!(
+        world.carried("lost") > 0,
+        "{:?}",
+        world.carriers(Host::Client)
+    );
 
     // What moves a stack's packets dies at either side in mid-transfer.
     world.serve("big", 24 * MB);
@@ -81,11 +108,14 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
     };
     let stacks = "[[stack]]\nname = \"lte\"\nrate = 40\npeer_rate = 30\nlayers = [\"compression\", \
                   \"flow-control?window=512\", \"ordering\", \"nack?window=512\", \"fec?block=10\", \"encryption\"]\n\
-                  [[stack]]\nname = \"kcp-fec\"\ncarrier = \"kcp\"\nlayers = [\"fec?block=5\"]\n";
+                  [[stack]]\nname = \"kcp-fec\"\ncarrier = \"kcp\"\nlayers = [\"fec?block=5\"]\n\
+                  [[stack]]\nname = \"own\"\nrate = 40\nlayers = [\"flow-control\", \"ordering\", \"nack\", \"check?seed=7\"]\n";
     let rules = files(&world, stacks, "");
+    let layers = world.path("layers");
+    let layers = compile(&layers);
     world.start_web();
-    world.start(Host::Server, &[]);
-    world.start(Host::Client, &["--rules", &rules]);
+    world.start(Host::Server, &["--layers", &layers]);
+    world.start(Host::Client, &["--rules", &rules, "--layers", &layers]);
     world.hook();
     let server = world.servers()[0];
     world.serve("f", MB);
@@ -94,7 +124,10 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
     for (carrier, about) in [
         ("stack:udp-plus", "has no congestion control: say the rate"),
         ("stack:lte?rate=0", "from 1 to 100000"),
-        ("stack:x?rate=1", "there are stack:kcp-fec, stack:lte, stack:udp-plus"),
+        (
+            "stack:x?rate=1",
+            "there are stack:kcp-fec, stack:lte, stack:own, stack:udp-plus",
+        ),
         ("stack", "there is no carrier \"stack\""),
     ] {
         let run = ["run", "--carrier", carrier, "--", "true"];
@@ -103,9 +136,21 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
     }
     let bad = "[[stack]]\nname = \"a\"\nlayers = [\"nack\"]\n";
     for (stacks, rules, about) in [
-        (bad, "", "stacks.toml:3:10: stack \"a\": it cannot carry TCP connections, it lacks order"),
-        (stacks, "[[rule]]\nname = \"r\"\ncarrier = \"stack:x\"\n", "no carrier stack:x"),
-        ("", "[[rule]]\nname = \"r\"\ncarrier = \"stack:lte\"\n", "no carrier stack:lte"),
+        (
+            bad,
+            "",
+            "stacks.toml:3:10: stack \"a\": it cannot carry TCP connections, it lacks order",
+        ),
+        (
+            stacks,
+            "[[rule]]\nname = \"r\"\ncarrier = \"stack:x\"\n",
+            "no carrier stack:x",
+        ),
+        (
+            "",
+            "[[rule]]\nname = \"r\"\ncarrier = \"stack:lte\"\n",
+            "no carrier stack:lte",
+        ),
     ] {
         files(&world, stacks, rules);
         refused(&world.rule(&["reload"]), 1, about);
@@ -125,14 +170,23 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
         world.carried("bytes_received") >= MB as u64
     });
     let carriers = world.carriers(Host::Client);
-    assert!(carriers.iter().all(|row| row["carrier"] == "stack"), "{carriers:?}");
+    assert!(
+        carriers.iter().all(|row| row["carrier"] == "stack"),
+        "{carriers:?}"
+    );
 
-    // Layers below KCP, by hand; and a flow that moves to a stack while it runs.
-    let before = world.carried("bytes_received");
-    until("KCP over fec carries it", || {
-        finish(world.start_over("stack:kcp-fec", server, "f"));
-        world.carried("bytes_received") >= before + MB as u64
-    });
+    // Layers below KCP, and one that was compiled outside of VTL; and a flow that moves to a stack while it runs.
+    for stack in ["stack:kcp-fec", "stack:own"] {
+        let before = world.carried("bytes_received");
+        until("the stack carries it", || {
+            finish(world.start_over(stack, server, "f"));
+            world.carried("bytes_received") >= before + MB as u64
+        });
+    }
+    // Whoever could change a layer could change what everybody sends.
+    let file = Path::new(&layers).join("check.so");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o775)).expect("ours");
+    refused(&world.rule(&["reload"]), 1, "there is no layer \"check\"");
     world.serve("big", 16 * MB);
     let mut download = world.start_over("quic", server, "big");
     download.reaches(100_000);
@@ -142,7 +196,12 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
     let moved = ["flow", "move", &id, "--carrier", UDP_PLUS];
     let output = world.vtl(Host::Client, &moved).output().expect("vtl runs");
     assert!(output.status.success(), "{output:?}");
-    let flow = world.call(Host::Client, &Request::FlowShow { id: flow["id"].as_u64().expect("a number") });
+    let flow = world.call(
+        Host::Client,
+        &Request::FlowShow {
+            id: flow["id"].as_u64().expect("a number"),
+        },
+    );
     assert_eq!(flow["sends_by"], "stack", "{flow}");
     finish(download);
 }

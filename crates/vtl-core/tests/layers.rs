@@ -244,7 +244,11 @@ fn tail__the_last_packets_are_repaired_in_few_round_trips() {
     world.run(1000 * MS);
     world.assert_exact();
     // Half a round trip, a pause, the probe's round trip, and half of one.
-    assert!(world.now < 2 * 40 * MS + 20 * MS + 30 * MS, "{} ms", world.now / MS);
+    assert!(
+        world.now < 2 * 40 * MS + 20 * MS + 30 * MS,
+        "{} ms",
+        world.now / MS
+    );
 }
 
 #[test]
@@ -301,8 +305,27 @@ fn flow_control__a_reader_that_stops_stops_its_sender() {
         world.turn(1);
     }
     assert_eq!(world.hosts[0].sent, 16 * world.hosts[0].pipeline.capacity());
-    assert!(world.flying.is_empty(), "nothing is repeated that has arrived");
+    assert!(
+        world.flying.is_empty(),
+        "nothing is repeated that has arrived"
+    );
     (world.hosts[1].takes, world.hosts[1].took) = (0, 0);
     world.run(10_000 * MS);
     world.assert_exact();
+}
+
+/// What a packet costs at both hosts together.
+#[test]
+#[ignore = "measures"]
+fn cost__of_a_packet() {
+    const BYTES: usize = 40_000_000;
+    for stack in [UDP_PLUS, "udp/compression/flow-control/ordering/nack/fec"] {
+        let network = Network { delay: MS, ..GOOD };
+        let mut world = World::new(stack, Some(1_000_000_000), network, 7, [BYTES, 0]);
+        let began = std::time::Instant::now();
+        world.run(60_000 * MS);
+        let packets = BYTES.div_ceil(world.hosts[0].pipeline.capacity());
+        let ns = began.elapsed().as_nanos() / packets as u128;
+        println!("{stack}: {ns} ns a packet, reports, credit and the test's network included");
+    }
 }

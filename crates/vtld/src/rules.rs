@@ -133,6 +133,8 @@ impl RulesManager {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        // Rules that were installed may name them; what is wrong with the file is said below.
+        let _ = stacks::load(&manager.stacks());
         manager.inherit(left);
         match manager.reload() {
             // Keep the connections taken over.
@@ -153,7 +155,7 @@ impl RulesManager {
     /// A file cannot be read, or where it is wrong, as one sentence. Rules and stacks in force stay unchanged.
     pub fn reload(&self) -> Result<usize, String> {
         let mut state = self.lock();
-        let former = stacks::load(&self.path.with_file_name(stacks::FILE))?;
+        let former = stacks::load(&self.stacks())?;
         let count = self.reload_rules(&mut state);
         if count.is_err() {
             stacks::restore(former);
@@ -267,6 +269,11 @@ impl RulesManager {
             }
         }
         Ok(())
+    }
+
+    /// The file of stacks.
+    fn stacks(&self) -> PathBuf {
+        self.path.with_file_name(stacks::FILE)
     }
 
     fn unreadable(&self, error: &io::Error) -> String {

@@ -14,10 +14,10 @@ use toml::Spanned;
 use vtl_core::layers::{BUILT_IN, Description};
 use vtl_proto::carrier::GraftSpec;
 
-use crate::rules::is_regular;
+use crate::{flows::is_there, rules::is_regular};
 
 /// Name of the file, in the directory of the rules.
-pub const FILE: &str = "stacks.toml";
+pub(crate) const FILE: &str = "stacks.toml";
 
 /// Maximum size of the file, bytes, and number of its stacks.
 const LONGEST: u64 = 64 << 10;
@@ -129,7 +129,8 @@ impl Stacks {
             let at = rate.span().start;
             let rate = rate.into_inner();
             if rate > MAX_RATE {
-                let why = format!("accept_rate is in Mbit/s: 0, which refuses stacks, to {MAX_RATE}");
+                let why =
+                    format!("accept_rate is in Mbit/s: 0, which refuses stacks, to {MAX_RATE}");
                 return Err(wrong(at, &why));
             }
             all.accept_rate = rate * 1000;
@@ -171,7 +172,9 @@ impl Stacks {
                 }
             }
             if !(1..=MAX_RATE).contains(value) {
-                return Err(format!("stack:{spec}: {name} is in Mbit/s, from 1 to {MAX_RATE}"));
+                return Err(format!(
+                    "stack:{spec}: {name} is in Mbit/s, from 1 to {MAX_RATE}"
+                ));
             }
         }
         let peer_rate = peer_rate.or(rate);
@@ -215,7 +218,7 @@ fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
     };
     let wrong = |why: vtl_core::layers::Unfit| (at, format!("stack \"{name}\": {why}"));
     let layers: Description = text.parse().map_err(wrong)?;
-    layers.check(|_| false).map_err(wrong)?;
+    layers.check(is_there).map_err(wrong)?;
     let rate = |rate: Option<Spanned<u32>>| match rate {
         Some(rate) if !(1..=MAX_RATE).contains(rate.get_ref()) => {
             let why = format!("a rate is in Mbit/s, from 1 to {MAX_RATE}");
@@ -243,7 +246,10 @@ pub(crate) fn load(file: &Path) -> Result<Option<Arc<Stacks>>, String> {
         let mut text = String::new();
         file.take(LONGEST + 1).read_to_string(&mut text)?;
         match text.len() as u64 > LONGEST {
-            true => Err(io::Error::other(format!("longer than {} KiB", LONGEST >> 10))),
+            true => Err(io::Error::other(format!(
+                "longer than {} KiB",
+                LONGEST >> 10
+            ))),
             false => Ok(text),
         }
     };
@@ -305,8 +311,18 @@ mod tests {
         for (spec, layers, rate, peer_rate) in [
             ("udp-plus?rate=20", BUILT_IN[0].1, 20, 20),
             ("udp-plus?rate=20&peer-rate=1", BUILT_IN[0].1, 20, 1),
-            ("lte", "udp/flow-control/ordering/nack?window=512/fec?block=20", 5, 20),
-            ("lte?rate=7", "udp/flow-control/ordering/nack?window=512/fec?block=20", 7, 20),
+            (
+                "lte",
+                "udp/flow-control/ordering/nack?window=512/fec?block=20",
+                5,
+                20,
+            ),
+            (
+                "lte?rate=7",
+                "udp/flow-control/ordering/nack?window=512/fec?block=20",
+                7,
+                20,
+            ),
             ("backhaul", BUILT_IN[0].1, 0, 0),
             ("kcp-fec", "kcp/fec", 0, 0),
         ] {
@@ -316,11 +332,20 @@ mod tests {
             assert_eq!(rates, (rate * 1000, peer_rate * 1000), "{spec}");
         }
         for (spec, about) in [
-            ("udp-plus", "has no congestion control: say the rate of the hop in Mbit/s (stack:udp-plus?rate=20)"),
+            (
+                "udp-plus",
+                "has no congestion control: say the rate of the hop in Mbit/s (stack:udp-plus?rate=20)",
+            ),
             ("bare", "exclusive = true in stacks.toml"),
             ("udp-plus?peer-rate=1", "no congestion control"),
-            ("x", "no carrier stack:x: there are stack:backhaul, stack:bare, "),
-            ("lte?window=1", "no parameter \"window\": it has rate and peer-rate"),
+            (
+                "x",
+                "no carrier stack:x: there are stack:backhaul, stack:bare, ",
+            ),
+            (
+                "lte?window=1",
+                "no parameter \"window\": it has rate and peer-rate",
+            ),
             ("lte?rate=0", "rate is in Mbit/s, from 1 to 100000"),
         ] {
             let error = resolve(&stacks, spec).expect_err(spec);
@@ -338,11 +363,17 @@ mod tests {
             ("[[stack]]\nname = \"a b\"", "2:8: a stack's name has"),
             (&row("rate = 0"), "3:8: a rate is in Mbit/s"),
             (&row("rate = \"20\""), "3:8: invalid type"),
-            (&row("layers = [\"nack\"]"), "3:10: stack \"a\": it cannot carry TCP connections, it lacks order"),
+            (
+                &row("layers = [\"nack\"]"),
+                "3:10: stack \"a\": it cannot carry TCP connections, it lacks order",
+            ),
             (&row("layers = [\"x\"]"), "there is no layer \"x\""),
             (&row("carrier = \"tcp\""), "layers cannot be over \"tcp\""),
             (&row(&row("")), "there is a stack \"a\" already"),
-            (&row("[[stack]]\nname = \"udp-plus\"\n"), "\"udp-plus\" already"),
+            (
+                &row("[[stack]]\nname = \"udp-plus\"\n"),
+                "\"udp-plus\" already",
+            ),
         ] {
             let error = parse(text).expect_err(text);
             assert!(error.contains(about), "{text}: {error}");

@@ -24,7 +24,10 @@ const WINDOW: Param = ("window", 2048, Nack::MIN_WINDOW, 8192);
 /// The layers, with their parameters.
 static LAYERS: [(&str, &[Param]); 6] = [
     ("flow-control", &[("window", 2048, 4, 8192)]),
-    ("ordering", &[("buffer", 2048, 4, 8192), ("wait", 50, 1, 10_000)]),
+    (
+        "ordering",
+        &[("buffer", 2048, 4, 8192), ("wait", 50, 1, 10_000)],
+    ),
     ("nack", &[WINDOW]),
     ("fec", &[("block", 10, 1, 64), ("wait", 5, 1, 1000)]),
     ("compression", &[]),
@@ -103,7 +106,9 @@ impl FromStr for Description {
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.carrier)?;
-        self.layers.iter().try_for_each(|layer| write!(f, "/{layer}"))
+        self.layers
+            .iter()
+            .try_for_each(|layer| write!(f, "/{layer}"))
     }
 }
 
@@ -274,7 +279,9 @@ fn check_params(layer: &GraftSpec, params: &[Param]) -> Result<(), Unfit> {
 fn value(layer: &GraftSpec, name: &str) -> u32 {
     let default = params(&layer.name).and_then(|all| all.iter().find(|(known, ..)| *known == name));
     let given = layer.params.get(name).copied();
-    given.or(default.map(|(_, default, ..)| *default)).unwrap_or(0)
+    given
+        .or(default.map(|(_, default, ..)| *default))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -282,7 +289,8 @@ mod tests {
     use super::*;
 
     fn checked(text: &str) -> Result<(), Unfit> {
-        text.parse::<Description>()?.check(|layer| layer.name == "own")
+        text.parse::<Description>()?
+            .check(|layer| layer.name == "own")
     }
 
     #[test]
@@ -314,10 +322,19 @@ mod tests {
             ("udp/encryption/flow-control/ordering/nack", "lowest layer"),
             ("udp/x/nack", "no layer \"x\": there are flow-control"),
             ("udp/nack/nack", "there twice"),
-            ("udp/nack?windows=9", "no parameter \"windows\": it has window"),
+            (
+                "udp/nack?windows=9",
+                "no parameter \"windows\": it has window",
+            ),
             ("kcp/compression?x=9", "no parameter \"x\": it has none"),
-            ("udp/nack?window=9000", "window 9000 of the layer nack is out of range: 32 to 8192"),
-            ("udp/ordering?buffer=40/nack?window=41", "(40) must not be smaller than nack's window (41)"),
+            (
+                "udp/nack?window=9000",
+                "window 9000 of the layer nack is out of range: 32 to 8192",
+            ),
+            (
+                "udp/ordering?buffer=40/nack?window=41",
+                "(40) must not be smaller than nack's window (41)",
+            ),
             ("kcp/a/b/c/d/e/f/g/h/i", "8 layers at most"),
         ] {
             let error = checked(unfit).expect_err(unfit).to_string();
@@ -330,7 +347,9 @@ mod tests {
     fn build__makes_the_layers_from_the_top() {
         let built = |text: &str| {
             let parsed: Description = text.parse().unwrap();
-            parsed.build(None, |_| true, |_| None).map(|built| built.len())
+            parsed
+                .build(None, |_| true, |_| None)
+                .map(|built| built.len())
         };
         assert_eq!(built(BUILT_IN[0].1), Ok(3));
         assert_eq!(built("kcp/compression/encryption"), Ok(1));

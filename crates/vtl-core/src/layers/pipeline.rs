@@ -37,12 +37,7 @@ enum Step {
 impl Pipeline {
     /// Creates a pipeline; `layers`: the top one first. `mtu`: maximum length of a packet for the network, at most
     /// [`MAX_PACKET`]; `below`: what the network adds to it, bytes, which counts for the rate. `rate`: bit/s.
-    pub fn new(
-        layers: Vec<Box<dyn Layer>>,
-        mtu: usize,
-        below: usize,
-        rate: Option<u64>,
-    ) -> Self {
+    pub fn new(layers: Vec<Box<dyn Layer>>, mtu: usize, below: usize, rate: Option<u64>) -> Self {
         Self {
             layers,
             mtu: mtu.min(MAX_PACKET),
@@ -133,10 +128,13 @@ impl Pipeline {
             None => (!self.outgoing.is_empty()).then_some(0),
         };
         let waits = |layer: &dyn Layer| layer.is_waiting() && self.room() > 0;
-        let due = self.layers.iter().filter_map(|layer| match waits(layer.as_ref()) {
-            true => Some(0),
-            false => layer.next_timeout(),
-        });
+        let due = self
+            .layers
+            .iter()
+            .filter_map(|layer| match waits(layer.as_ref()) {
+                true => Some(0),
+                false => layer.next_timeout(),
+            });
         due.chain(sends).min()
     }
 

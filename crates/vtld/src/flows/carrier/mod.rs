@@ -1,7 +1,7 @@
 //! Carriers: the traits that every kind implements, and the kinds.
 
-pub(super) mod framed;
 mod conversations;
+pub(super) mod framed;
 mod graft;
 mod kcp;
 mod library;
@@ -10,7 +10,7 @@ pub(super) mod process;
 mod quic;
 mod sctp;
 mod sealed;
-mod stack;
+pub(super) mod stack;
 
 use std::{
     future::Future,
@@ -309,7 +309,9 @@ pub(super) fn start(
     most_ahead: u64,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
-        Kind::Quic | Kind::Sctp | Kind::Kcp | Kind::Stack => process::Remote::start(kind, most_ahead, arrivals),
+        Kind::Quic | Kind::Sctp | Kind::Kcp | Kind::Stack => {
+            process::Remote::start(kind, most_ahead, arrivals)
+        }
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })

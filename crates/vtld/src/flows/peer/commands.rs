@@ -78,10 +78,14 @@ impl Peer {
     /// Finds a carrier by its kind's name; the opener of the association opens one if none is up.
     async fn carrier_for(&self, name: &str) -> Result<CarrierId, String> {
         let peer = self.key.peer;
-        let stack = name.strip_prefix("stack:").and_then(|spec| spec.parse::<GraftSpec>().ok());
+        let stack = name
+            .strip_prefix("stack:")
+            .and_then(|spec| spec.parse::<GraftSpec>().ok());
         let Some(kind) = Kind::named(name).or(stack.as_ref().map(|_| Kind::Stack)) else {
             let all = Kind::NAMED.map(Kind::name).join(", ");
-            return Err(format!("a flow cannot move to {name}: to tcp, {all}, stack:NAME"));
+            return Err(format!(
+                "a flow cannot move to {name}: to tcp, {all}, stack:NAME"
+            ));
         };
         if let Some(spec) = stack
             && self.key.opener == Side::Local

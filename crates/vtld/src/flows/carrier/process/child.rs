@@ -68,9 +68,11 @@ impl Carriers {
             )?),
             (Kind::Sctp, None) => Box::new(sctp::Sctp::start(socket, arrivals)?),
             (Kind::Kcp, None) => Box::new(kcp::Kcp::start(kcp::Plain, socket, arrivals)?),
-            (Kind::Stack, None) => {
-                Box::new(stack::Stacks::start(stack::Layered, socket, arrivals)?)
-            }
+            (Kind::Stack, None) => Box::new(stack::Stacks::start(
+                stack::Layered::load(),
+                socket,
+                arrivals,
+            )?),
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         let running = Rc::new(Self {

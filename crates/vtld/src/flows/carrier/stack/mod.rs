@@ -3,6 +3,7 @@
 //!
 //! What a stack consists of is the opener's to say, in its first message: the other side knows no stack by name.
 
+mod outside;
 mod udp;
 
 use std::{cell::RefCell, io, rc::Rc, time::Duration};
@@ -27,6 +28,9 @@ use super::{
     library::{Layering, Opened, ms},
 };
 use crate::panics;
+use outside::Outside;
+pub(crate) use outside::is_there;
+pub use outside::use_layers;
 
 /// Bytes in front of a packet of the layers: the number, and the kind of the message.
 const HEAD: usize = NUMBER + 1;
@@ -39,7 +43,18 @@ const SETUP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 pub(super) type Stacks = Conversations<Layered>;
 
 /// Layers over UDP, or below KCP.
-pub(super) struct Layered;
+pub(super) struct Layered {
+    outside: Rc<Outside>,
+}
+
+impl Layered {
+    /// Loads the layers that are compiled outside of VTL.
+    pub(super) fn load() -> Self {
+        Self {
+            outside: Rc::new(Outside::load()),
+        }
+    }
+}
 
 /// What a stack's task tells of it.
 #[derive(Default)]
@@ -57,7 +72,10 @@ impl Protocol for Layered {
         let pipe = Rc::clone(talk.pipe());
         let telling = Telling::default();
         let (of_path, of_memory) = (Rc::clone(&telling), Rc::clone(&telling));
-        spawn_local(panics::isolated(run(talk, start, telling)));
+        let outside = Rc::clone(&self.outside);
+        spawn_local(panics::isolated(async move {
+            run(talk, start, telling, &outside).await;
+        }));
         Ok(Opened {
             pipe,
             memory: Box::new(move || of_memory.borrow().memory),
@@ -67,13 +85,13 @@ impl Protocol for Layered {
 }
 
 /// The task of a stack: opens it, and moves its packets until it ends.
-async fn run(talk: Talk, start: Start, telling: Telling) {
+async fn run(talk: Talk, start: Start, telling: Telling, outside: &Outside) {
     let peer = talk.peer();
     let until = Instant::now() + HANDSHAKE;
     let opened = async {
         match &start.layering {
-            Some(layering) => propose(&talk, &start, layering).await,
-            None => answer(&talk, &start).await,
+            Some(layering) => propose(&talk, &start, layering, outside).await,
+            None => answer(&talk, &start, outside).await,
         }
     };
     let (description, layers) = match timeout_at(until, opened).await {
@@ -120,8 +138,9 @@ async fn propose(
     talk: &Talk,
     start: &Start,
     layering: &Layering,
+    outside: &Outside,
 ) -> Result<(Description, Layers), String> {
-    let (description, layers) = built(talk, start, &layering.layers, layering.rate)?;
+    let (description, layers) = built(talk, start, outside, &layering.layers, layering.rate)?;
     let setup = Message::Setup {
         token: start.token,
         rate: layering.peer_rate,
@@ -147,7 +166,11 @@ async fn propose(
 }
 
 /// The other side: takes what the opener says, if it can.
-async fn answer(talk: &Talk, start: &Start) -> Result<(Description, Layers), String> {
+async fn answer(
+    talk: &Talk,
+    start: &Start,
+    outside: &Outside,
+) -> Result<(Description, Layers), String> {
     loop {
         let (token, rate, text) = next(talk, |message| match message {
             Message::Setup {
@@ -167,7 +190,7 @@ async fn answer(talk: &Talk, start: &Start) -> Result<(Description, Layers), Str
             rate => rate.min(start.accept_rate),
         };
         let number = number(start.token).to_le_bytes();
-        match built(talk, start, &text, rate) {
+        match built(talk, start, outside, &text, rate) {
             Ok((description, layers)) => {
                 talk.transmit(message(number, Message::Accept)).await;
                 return Ok((description, layers));
@@ -182,13 +205,18 @@ async fn answer(talk: &Talk, start: &Start) -> Result<(Description, Layers), Str
 fn built(
     talk: &Talk,
     start: &Start,
+    outside: &Outside,
     text: &str,
     rate: u32,
 ) -> Result<(Description, Layers), String> {
     let built = || {
         let description: Description = text.parse()?;
         let rtt = start.rtt.map(|rtt| rtt.as_nanos() as u64);
-        let made = description.build(rtt, |_| false, |_| None)?;
+        let made = description.build(
+            rtt,
+            |layer| outside.knows(layer),
+            |layer| outside.make(layer),
+        )?;
         Ok::<_, vtl_core::layers::Unfit>((description, made))
     };
     let (description, made) = built().map_err(|unfit| unfit.to_string())?;
