@@ -110,7 +110,7 @@ install: build ## Copy the binaries, the C library, service, completions and man
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib $(TARGET)/libvtl/libvtl.a $(TARGET)/libvtl/$(LIBVTL)
 	ln -sf $(LIBVTL) $(DESTDIR)$(PREFIX)/lib/libvtl.so
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/pkgconfig $(TARGET)/libvtl/vtl.pc
-	install -Dm644 -t $(DESTDIR)$(PREFIX)/include include/vtl.h
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/include include/vtl.h include/vtl-layer.h
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man3 dist/vtl.3
 	@[ -n "$(DESTDIR)" ] || ldconfig || echo "run ldconfig as root, so that programs find $(LIBVTL)"
 	@[ -n "$(DESTDIR)" ] || systemd-sysusers $(PREFIX)/lib/sysusers.d/vtl.conf || \
@@ -125,7 +125,8 @@ uninstall: ## Remove what `make install` copied; the user and the group vtl stay
 	    $(DESTDIR)$(PREFIX)/lib/sysusers.d/vtl.conf \
 	    $(DESTDIR)$(PREFIX)/lib/libvtl.a $(DESTDIR)$(PREFIX)/lib/libvtl.so \
 	    $(DESTDIR)$(PREFIX)/lib/$(LIBVTL) $(DESTDIR)$(PREFIX)/lib/pkgconfig/vtl.pc \
-	    $(DESTDIR)$(PREFIX)/include/vtl.h $(DESTDIR)$(PREFIX)/share/man/man3/vtl.3
+	    $(DESTDIR)$(PREFIX)/include/vtl.h $(DESTDIR)$(PREFIX)/include/vtl-layer.h \
+	    $(DESTDIR)$(PREFIX)/share/man/man3/vtl.3
 	@[ -n "$(DESTDIR)" ] || ldconfig || true
 
 clean: ## Remove build output

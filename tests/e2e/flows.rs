@@ -115,7 +115,7 @@ fn kcp__dropped_in_mid_flow_and_back() {
 /// What flows can be moved to.
 pub(crate) fn kinds() -> Vec<&'static str> {
     let mut kinds = vec!["tcp"];
-    kinds.extend(Kind::ALL.map(Kind::name));
+    kinds.extend(Kind::NAMED.map(Kind::name));
     if !std::path::Path::new("/proc/sys/net/mptcp").exists() {
         println!("without mptcp, which this kernel does not have");
         kinds.retain(|kind| *kind != Kind::Mptcp.name());

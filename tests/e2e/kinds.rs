@@ -498,7 +498,7 @@ fn mptcp__carries_over_two_paths() {
 }
 
 /// Where the server's daemon waits for carriers in UDP.
-fn udp_port(world: &World) -> u16 {
+pub(crate) fn udp_port(world: &World) -> u16 {
     let mut ss = world
         .testbed
         .command(Host::Server, "ss")

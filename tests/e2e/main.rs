@@ -28,6 +28,7 @@ mod identity;
 mod interfaces;
 mod keys;
 mod kinds;
+mod layers;
 mod library;
 mod load;
 mod lossy;

@@ -15,7 +15,7 @@ use crate::{output, units};
 pub(crate) enum FlowCommand {
     /// List the connections whose carrier may change while they run, with what each travels by and why
     #[command(
-        after_help = "They are those that go by `--carrier quic`, `sctp`, `mptcp` and `kcp`; `vtl status` has\n\
+        after_help = "They are those that go by `--carrier quic`, `sctp`, `mptcp`, `kcp` and `stack:NAME`; `vtl status` has\n\
                       the others. Programs of others are shown to root only."
     )]
     List {
@@ -28,14 +28,15 @@ pub(crate) enum FlowCommand {
     /// Have what this host sends of one travel by another carrier, from the next byte on
     #[command(after_help = "Examples:\n  \
         vtl flow move 17 --carrier tcp\n  \
-        vtl flow move 17 --carrier quic --for 10min\n\n\
+        vtl flow move 17 --carrier quic --for 10min\n  \
+        vtl flow move 17 --carrier 'stack:udp-plus?rate=20'\n\n\
         What the former carrier has is still delivered; nothing is lost, nothing comes twice. With\n\
         `tcp` the flow stays on its own TCP connection until it is moved again. The other direction\n\
         is the other host's to move.")]
     Move {
         #[command(flatten)]
         flow: FlowArgs,
-        /// `tcp`, the flow's own connection, or another carrier: `quic`, `sctp`, `mptcp`, `kcp`
+        /// `tcp`, the flow's own connection, or another carrier: `quic`, `sctp`, `mptcp`, `kcp`, `stack:NAME`
         #[arg(long, value_name = "NAME")]
         carrier: String,
         /// For so long, such as 10min: then it goes where it would go without

@@ -55,7 +55,8 @@ struct CarrierArg {
     /// `tcp:CONTROL`, TCP under a congestion control of the kernel's or of VTL's (stream, hybla,
     /// vegas, westwood, dctcp), which needs no VTL at the other end; `graft:NAME`, sessions over a graft;
     /// `multipath`, sessions on several paths at once, `multipath:SCHEDULER` by ecf, lowest-rtt, weighted,
-    /// round-robin, redundant or primary (docs/stacks.md); `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
+    /// round-robin, redundant or primary (docs/stacks.md); `stack:NAME`, a stack of layers to each host: `stack:udp-plus?rate=20` repeats over UDP what gets lost, without
+    /// congestion control, at 20 Mbit/s at most (docs/stacks.md); `quic`, `sctp`, `kcp` (all in UDP) and `mptcp`, a connection of this kind to each host, and
     /// TCP while that does not work; and, with --loss-tolerant, `udp`, `udp-lite`, `dccp-ccid2`,
     /// `dccp-ccid3` and `graft:partial-reliability`. Parameters of grafts follow:
     /// `graft:partial-reliability?max-loss=50&window=64` (docs/grafts.md)

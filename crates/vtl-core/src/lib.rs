@@ -4,7 +4,8 @@
 //! Flows that belong to no carrier (`PROTOCOL.md`, section 7):
 //! - [`flow`]: one application's byte stream: path selection, credit, retransmission, reassembly;
 //! - [`association`]: all flows and carriers between two hosts, and their control frames;
-//! - [`stacks`]: by which of several carriers a flow's next bytes go.
+//! - [`stacks`]: by which of several carriers a flow's next bytes go;
+//! - [`layers`]: layers around a carrier that moves packets.
 //!
 //! A flow keeps its own TCP connection from its first byte to its last; its bytes take that connection or a
 //! carrier of the association.
@@ -20,6 +21,7 @@
 
 pub mod association;
 pub mod flow;
+pub mod layers;
 pub mod mtud;
 pub mod netmon;
 pub mod profile;

@@ -114,15 +114,26 @@ pub enum Kind {
     Kcp,
     /// A session over a graft.
     Graft,
+    /// Layers over UDP (`stack:NAME`).
+    Stack,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp, Self::Graft];
+    pub const ALL: [Self; 6] = [
+        Self::Quic,
+        Self::Mptcp,
+        Self::Sctp,
+        Self::Kcp,
+        Self::Graft,
+        Self::Stack,
+    ];
+    /// Those that hooks and rules may name alone.
+    pub const NAMED: [Self; 5] = [Self::Quic, Self::Mptcp, Self::Sctp, Self::Kcp, Self::Graft];
 
-    /// Finds a kind by its name.
+    /// Finds a kind that may be named alone.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
+        Self::NAMED.into_iter().find(|kind| kind.name() == name)
     }
 
     /// The kind's name.
@@ -133,6 +144,7 @@ impl Kind {
             Self::Sctp => "sctp",
             Self::Kcp => "kcp",
             Self::Graft => "graft",
+            Self::Stack => "stack",
         }
     }
 
@@ -144,6 +156,7 @@ impl Kind {
             Self::Sctp => 3,
             Self::Kcp => 4,
             Self::Graft => 5,
+            Self::Stack => 6,
         }
     }
 
@@ -242,10 +255,11 @@ mod tests {
     #[test]
     fn kind__is_found_by_name_and_number() {
         for kind in Kind::ALL {
-            assert_eq!(Kind::named(kind.name()), Some(kind));
+            let named = Kind::NAMED.contains(&kind).then_some(kind);
+            assert_eq!(Kind::named(kind.name()), named);
             assert_eq!(Kind::numbered(kind.number()), Some(kind));
         }
-        assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4, 5]);
+        assert_eq!(Kind::ALL.map(Kind::number), [1, 2, 3, 4, 5, 6]);
         assert_eq!((Kind::named("udp"), Kind::numbered(0)), (None, None));
     }
 

@@ -7,6 +7,7 @@
 //! - [`carrier`]: kinds of carriers for hooked flows;
 //! - [`preamble`]: preambles of carriers and control connections;
 //! - [`frame`]: frames of an association's flows, moved by carriers;
+//! - [`layers`]: headers of the layers of a stack;
 //! - [`ip`]: the Ethernet and IP headers in front of packets;
 //! - [`record`]: packets and sealed bytes in a stream;
 //! - [`keys`]: keys of a session; [`seal`]: format of sealed payload;
@@ -22,6 +23,7 @@ pub mod file;
 pub mod frame;
 pub mod ip;
 pub mod keys;
+pub mod layers;
 pub mod nego;
 pub mod preamble;
 pub mod record;

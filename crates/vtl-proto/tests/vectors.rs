@@ -11,6 +11,7 @@ use std::{
 
 use vtl_proto::{
     frame::{self, FrameError, ResetCode, Side},
+    layers::{Compression, Fec, FlowControl, Message, Nack, Ordering},
     wire::{Ack, Data, Extension, Header, MIN_PAYLOAD, Nego, Packet, WireError},
 };
 
@@ -373,6 +374,86 @@ fn packets__emit() {
 fn flows__rust() {
     for Vector { name, bytes, want } in vectors("flows.txt") {
         assert_eq!(describe_flows(&bytes), want, "{name}");
+    }
+}
+
+/// What a stack's bytes say; `None`: they are refused.
+fn describe_layer(kind: &str, bytes: &[u8]) -> Option<String> {
+    let (said, rest) = match kind {
+        "message" => {
+            let said = match Message::parse(bytes)? {
+                Message::Packet(packet) => format!("packet {}", hex(packet)),
+                Message::Setup {
+                    token,
+                    rate,
+                    layers,
+                } => format!("setup token={token:016x} rate={rate} layers={layers}"),
+                Message::Accept => "accept".to_owned(),
+                Message::Refuse(why) => format!("refuse {why}"),
+            };
+            return Some(said);
+        }
+        "ordering" => {
+            let (Ordering { seq }, rest) = Ordering::parse(bytes)?;
+            (format!("seq={seq}"), rest)
+        }
+        "flow-control" => {
+            let (header, rest) = FlowControl::parse(bytes)?;
+            let said = match header {
+                FlowControl::Data => "data".to_owned(),
+                FlowControl::Credit(limit) => format!("credit {limit}"),
+            };
+            (said, rest)
+        }
+        "nack" => {
+            let (header, rest) = Nack::parse(bytes)?;
+            let said = match header {
+                Nack::Data { seq, xid } => format!("data seq={seq} xid={xid}"),
+                Nack::Probe { next, xid } => format!("probe next={next} xid={xid}"),
+                Nack::Report(r) => {
+                    let runs = r.missing.iter().map(|(a, m)| format!(" {a}+{m}"));
+                    let of = (r.cum, r.end, r.echo, r.held, r.dups);
+                    let (cum, end, echo, held, dups) = of;
+                    format!("report cum={cum} end={end} echo={echo} held={held} dups={dups}")
+                        + &runs.collect::<String>()
+                }
+            };
+            (said, rest)
+        }
+        "fec" => {
+            let (header, rest) = Fec::parse(bytes)?;
+            let said = match header {
+                Fec::Data { block, index } => format!("data block={block} index={index}"),
+                Fec::Parity {
+                    block,
+                    count,
+                    lengths,
+                } => format!("parity block={block} count={count} lengths={lengths}"),
+            };
+            (said, rest)
+        }
+        "compression" => {
+            let (header, rest) = Compression::parse(bytes)?;
+            let said = match header {
+                Compression::Stored => "stored",
+                Compression::Lz4 => "lz4",
+            };
+            (said.to_owned(), rest)
+        }
+        other => panic!("there is no layer {other}"),
+    };
+    match rest.is_empty() {
+        true => Some(said),
+        false => Some(format!("{said} packet {}", hex(rest))),
+    }
+}
+
+#[test]
+fn vectors__layers() {
+    for Vector { name, bytes, want } in vectors("layers.txt") {
+        let kind = name.split('_').next().unwrap();
+        let said = describe_layer(kind, &bytes);
+        assert_eq!(said.as_deref().unwrap_or("refused"), want, "{name}");
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`netmon`]: the state of the paths to other hosts, by what connections count;
 //! - [`identity`]: identities of this host and of its peers;
 //! - [`rules`]: the rules file, which selects carriers for connections;
+//! - `stacks`: stacks of layers by name;
 //! - [`Scope`]: the network interfaces that VTL uses;
 //! - [`control`]: the Unix socket for `vtl` and the client library, and `caller`: who its clients are;
 //! - `events`: what is told there of changes;
@@ -30,11 +31,12 @@ pub mod panics;
 pub mod rules;
 mod scope;
 pub mod selection;
+mod stacks;
 mod urgent;
 
-/// Entry points of `vtld --carriers KIND`: unprivileged processes that parse what peers send by QUIC, SCTP and
-/// KCP.
+/// Entry points of `vtld --carriers KIND`: unprivileged processes that parse what peers send by QUIC, SCTP,
+/// KCP and stacks of layers.
 pub mod carriers {
-    pub use crate::flows::{drop_privileges, run};
+    pub use crate::flows::{drop_privileges, run, use_layers};
 }
 pub use scope::Scope;

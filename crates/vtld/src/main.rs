@@ -107,6 +107,9 @@ struct Args {
     /// File of rules; read again at SIGHUP and by `vtl rule reload`
     #[arg(long, value_name = "FILE", default_value = vtld::rules::DEFAULT_FILE)]
     rules: PathBuf,
+    /// Directory of layers compiled outside of VTL (NAME.so, docs/stacks.md), root's alone
+    #[arg(long, value_name = "DIR", default_value = "/usr/lib/vtl/layers")]
+    layers: PathBuf,
     /// Show delay, loss and bandwidth of the paths (vtl path) to Prometheus, at http://ADDRESS/metrics: a
     /// loopback address and a port, like 127.0.0.1:9300. All programs of this host can read them
     #[arg(long, value_name = "ADDRESS")]
@@ -201,6 +204,7 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(77);
     }
+    vtld::carriers::use_layers(args.layers.clone());
     let done = match args.carriers {
         Some(_) => carry(&args),
         None => run(&args),

@@ -29,6 +29,7 @@ use crate::{
             About, Action, Forwards, LONGEST_FILE, Listed, Matches, Rule, Verdict, When, Wrong,
         },
     },
+    stacks,
 };
 
 /// Default path of the rules file.
@@ -132,6 +133,8 @@ impl RulesManager {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        // Rules that were installed may name them; what is wrong with the file is said below.
+        let _ = stacks::load(&manager.stacks());
         manager.inherit(left);
         match manager.reload() {
             // Keep the connections taken over.
@@ -146,12 +149,21 @@ impl RulesManager {
         Ok(manager)
     }
 
-    /// Reads the file again. Returns the number of rules, without those that have expired.
+    /// Reads the file again, and the file of stacks beside it. Returns the number of rules, without those that have expired.
     ///
     /// # Errors
-    /// The file cannot be read, or where it is wrong, as one sentence. The rules in force stay unchanged.
+    /// A file cannot be read, or where it is wrong, as one sentence. Rules and stacks in force stay unchanged.
     pub fn reload(&self) -> Result<usize, String> {
         let mut state = self.lock();
+        let former = stacks::load(&self.stacks())?;
+        let count = self.reload_rules(&mut state);
+        if count.is_err() {
+            stacks::restore(former);
+        }
+        count
+    }
+
+    fn reload_rules(&self, state: &mut State) -> Result<usize, String> {
         let text = match File::open(&self.path) {
             Ok(file) => text(file).map_err(|e| self.unreadable(&e))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -165,7 +177,7 @@ impl RulesManager {
         let mut rules = state.rules[..installed.len()].to_vec();
         let of_file = self.parse(&text, &rules).map_err(wrong)?;
         rules.extend(of_file);
-        self.apply(&mut state, rules, installed).map_err(wrong)
+        self.apply(state, rules, installed).map_err(wrong)
     }
 
     /// Checks a file that could replace the current one. Returns the number of its rules.
@@ -257,6 +269,11 @@ impl RulesManager {
             }
         }
         Ok(())
+    }
+
+    /// The file of stacks.
+    fn stacks(&self) -> PathBuf {
+        self.path.with_file_name(stacks::FILE)
     }
 
     fn unreadable(&self, error: &io::Error) -> String {

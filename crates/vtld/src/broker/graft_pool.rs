@@ -89,7 +89,8 @@ pub(super) fn built_in() -> vtl_pool::Result<Pool> {
 pub(crate) fn wish(over: Option<&Over>) -> Wish {
     let mut wish = Wish::from(FLOWS);
     match over {
-        None | Some(Over::Spread(_)) => {}
+        // A stack is no session.
+        None | Some(Over::Spread(_) | Over::Stack(_)) => {}
         Some(Over::Lossy(graft)) => wish = named(graft, Services::NONE),
         Some(Over::Graft(graft)) => wish = named(graft, of_flows(graft)),
         Some(Over::Services(wanted)) => {
@@ -293,7 +294,7 @@ impl GraftPool {
     pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
         let graft = match over {
             Over::Graft(graft) => graft,
-            Over::Services(_) | Over::Lossy(_) | Over::Spread(_) => {
+            Over::Services(_) | Over::Lossy(_) | Over::Spread(_) | Over::Stack(_) => {
                 return self.candidates(&wish(Some(over))).map(|_| ());
             }
         };

@@ -56,6 +56,7 @@ use crate::{
     netmon::NetMonitor,
     option,
     selection::Selection,
+    stacks,
 };
 
 use control_broker::{Connect, ControlBroker};
@@ -446,16 +447,17 @@ impl Handle {
         self.ask(|reply| Command::Remove { name, reply })
     }
 
-    /// Checks that hooked connections can use this carrier, as far as the pool decides.
+    /// Checks that hooked connections can use this carrier, as far as the pool, or the file of stacks, decides.
     ///
     /// # Errors
-    /// The pool does not have the graft, or it lacks a service: which ones there are.
+    /// There is no such graft or stack, or it lacks what it needs: which ones there are.
     pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
         let over = match carrier {
             Carrier::Required(_, carrier) => return self.carries(carrier),
             Carrier::Graft(spec) => Over::Graft(spec.clone()),
             Carrier::Services(wanted) => Over::Services(*wanted),
             Carrier::Lossy(spec) => Over::Lossy(spec.clone()),
+            Carrier::Stack(spec) => return stacks::resolve(spec).map(drop),
             _ => return Ok(()),
         };
         self.ask(|reply| Command::Ask(Question::Carries { over, reply }))

@@ -18,7 +18,7 @@ use super::{
     carrier::{self, Endpoint, Grant, Link, Shown},
     peer::Peer,
 };
-use crate::network::Network;
+use crate::{network::Network, stacks};
 
 /// Lifetime of a grant.
 const GRANT: Duration = Duration::from_secs(15);
@@ -67,7 +67,8 @@ impl Flows {
         let Some(kind) = u8::try_from(asked).ok().and_then(Kind::numbered) else {
             return refuse;
         };
-        if !peer.has_ample_room() {
+        let is_unwanted = kind == Kind::Stack && stacks::accept_rate() == 0;
+        if is_unwanted || !peer.has_ample_room() {
             return refuse;
         }
         let promises = self.promises.borrow();

@@ -74,7 +74,11 @@ use crate::{
 use addresses::Addresses;
 use budget::Budget;
 use carrier::Endpoint;
-pub use carrier::process::{drop_privileges, run};
+pub(crate) use carrier::stack::is_there;
+pub use carrier::{
+    process::{drop_privileges, run},
+    stack::use_layers,
+};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use learn::Teacher;

@@ -45,6 +45,9 @@ pub enum Carrier {
     Multipath(Scheduler),
     /// `quic` and others: one carrier of this kind to each peer that runs VTL, shared by the flows; TCP to others.
     Flows(Kind),
+    /// `stack:NAME`, with parameters `stack:NAME?rate=20`: one stack of layers to each peer that runs VTL, shared by the
+    /// flows; TCP to others.
+    Stack(GraftSpec),
     /// `udp` and others, and `graft:partial-reliability`, for flows that are marked loss-tolerant: sessions over the graft
     /// of that name, which repeats nothing, or not all, with peers whose port is marked so, too; TCP to others.
     Lossy(GraftSpec),
@@ -103,7 +106,7 @@ impl Carrier {
             Self::Auto(_) => "who connects chooses by its path (hook the port without a carrier)",
             Self::Graft(_) => "who connects chooses the graft (hook the port without a carrier)",
             Self::Services(_) => "who connects says what it needs (hook the port without services)",
-            Self::Flows(_) | Self::Multipath(_) => {
+            Self::Flows(_) | Self::Multipath(_) | Self::Stack(_) => {
                 "who connects chooses it (hook the port without a carrier)"
             }
             Self::Required(..) => {
@@ -187,6 +190,7 @@ impl Carrier {
             | Self::Graft(_)
             | Self::Services(_)
             | Self::Flows(_)
+            | Self::Stack(_)
             | Self::Multipath(_) => {
                 return Ok(Self::Required(must, Box::new(self)));
             }
@@ -197,8 +201,8 @@ impl Carrier {
             Self::Required(..) => "it is required already",
         };
         Err(format!(
-            "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, multipath, or one of {}",
-            Kind::ALL.map(Kind::name).join(", ")
+            "{self} cannot be required ({how}): {why}; name no carrier, graft:NAME, multipath, stack:NAME, or one of {}",
+            Kind::NAMED.map(Kind::name).join(", ")
         ))
     }
 
@@ -257,11 +261,12 @@ impl FromStr for Carrier {
                     text.escape_debug()
                 )),
             },
+            Some(("stack", spec)) if let Ok(spec) = spec.parse() => Ok(Self::Stack(spec)),
             _ => Err(format!(
                 "there is no carrier \"{}\": name auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
-                 (graft:cubic), multipath, multipath:SCHEDULER (multipath:redundant), {} or, for flows that may lose something, {}",
+                 (graft:cubic), multipath, multipath:SCHEDULER (multipath:redundant), stack:NAME (stack:udp-plus?rate=20), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
-                Kind::ALL.map(Kind::name).join(", "),
+                Kind::NAMED.map(Kind::name).join(", "),
                 LOSSY.join(", ")
             )),
         }
@@ -283,6 +288,7 @@ impl fmt::Display for Carrier {
             }
             Self::Multipath(scheduler) => write!(f, "multipath:{scheduler}"),
             Self::Flows(kind) => kind.fmt(f),
+            Self::Stack(spec) => write!(f, "stack:{spec}"),
             Self::Lossy(spec) if spec.name == PARTIAL => write!(f, "graft:{spec}"),
             Self::Lossy(spec) => spec.fmt(f),
             Self::Tolerant => f.write_str("best, loss-tolerant"),
@@ -325,6 +331,8 @@ pub enum Over {
     Lossy(GraftSpec),
     /// The highest-ranked graft, on several paths, over which flows are spread by this scheduler.
     Spread(Scheduler),
+    /// No session, but this stack.
+    Stack(GraftSpec),
 }
 
 /// The wish of a hook for its connections.
@@ -370,6 +378,10 @@ impl Wish {
             }
             Carrier::Multipath(scheduler) => wish.over = Some(Over::Spread(*scheduler).into()),
             Carrier::Flows(kind) => wish.kind = Some(*kind),
+            Carrier::Stack(spec) => {
+                wish.kind = Some(Kind::Stack);
+                wish.over = Some(Over::Stack(spec.clone()).into());
+            }
             Carrier::Lossy(spec) => {
                 wish.over = Some(Over::Lossy(spec.clone()).into());
                 wish.tolerant = true;
@@ -610,6 +622,8 @@ mod tests {
             "graft:partial-reliability?max-loss=100&window=64",
             "multipath",
             "multipath:redundant",
+            "stack:udp-plus",
+            "stack:udp-plus?peer-rate=5&rate=20",
             "quic",
             "sctp",
             "udp",
@@ -666,6 +680,7 @@ mod tests {
             ("quic", false),
             ("graft:x", false),
             ("multipath:primary", false),
+            ("stack:udp-plus?rate=20", false),
             ("tcp:bbr", true),
         ] {
             let carrier: Carrier = text.parse().unwrap();
@@ -763,6 +778,9 @@ mod tests {
             "graft:a?b",
             "graft:a?b=1&b=2",
             "udp?x",
+            "stack",
+            "stack:",
+            "stack:a?b",
         ];
         for text in bad {
             let error = text.parse::<Carrier>().unwrap_err();

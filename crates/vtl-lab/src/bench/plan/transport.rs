@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter::{once, repeat};
 use std::str::FromStr;
 
-use vtl_proto::carrier::{Kind, LOSSY};
+use vtl_proto::carrier::{GraftSpec, Kind, LOSSY};
 use vtl_testbed::Link;
 
 /// A transport as plans name it.
@@ -113,6 +113,9 @@ impl FromStr for Graft {
 const AUTO: &str = "auto";
 
 fn is_carrier(text: &str) -> bool {
+    if let Some(stack) = text.strip_prefix("stack:") {
+        return stack.parse::<GraftSpec>().is_ok();
+    }
     match text.strip_prefix("graft:") {
         Some(name) => is_word(name),
         None => text == AUTO || Kind::named(text).is_some() || LOSSY.contains(&text),
@@ -126,10 +129,10 @@ fn is_word(text: &str) -> bool {
 
 /// Every valid name; NAME stands for a graft.
 fn names() -> String {
-    let carriers = Kind::ALL.map(Kind::name).into_iter().chain(LOSSY);
+    let carriers = Kind::NAMED.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     sealed:NAME, hook:auto, hook:graft:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME"
+     sealed:NAME, hook:auto, hook:graft:NAME, hook:stack:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -140,7 +143,7 @@ impl Transport {
     ///
     /// TCP: headers of 20 and 20 bytes, timestamps 12; MPTCP 20 more. QUIC: 20, 8, and 40 of its own
     /// (short header 1 + 8 + 3, STREAM frame 12, tag 16). SCTP: 72 in packets of 1,224 bytes. KCP: 52 in
-    /// packets of 1,260. UDP: 20 and 8. VTL: 20 and 40; encrypted, 16 more.
+    /// packets of 1,260. `stack:udp-plus`: 71 in the same. UDP: 20 and 8. VTL: 20 and 40; encrypted, 16 more.
     pub(crate) fn efficiency(&self) -> f64 {
         let payload = match self {
             Self::Tcp(_) | Self::Served(_) => 1448.0,
@@ -152,6 +155,7 @@ impl Transport {
                 "quic" => 1432.0,
                 "sctp" => 1500.0 * 1152.0 / 1224.0,
                 "kcp" => 1500.0 * 1208.0 / 1260.0,
+                stack if stack.starts_with("stack:") => 1500.0 * 1189.0 / 1260.0,
                 "mptcp" => 1428.0,
                 AUTO => 1448.0,
                 _ => 1440.0,
@@ -289,6 +293,7 @@ mod tests {
             "hook:sctp",
             "hook:udp-lite",
             "hook:tcp:stream",
+            "hook:stack:udp-plus?rate=20",
             "hook:rule:far",
             "graft:rule:far",
         ] {
@@ -304,6 +309,7 @@ mod tests {
             "hook:rule:",
             "graft:rule:a b",
             "hook:graft:",
+            "hook:stack:",
             "graft:a b",
             "graft:?window=1",
             "graft:a?window",

@@ -6,9 +6,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{HashMap, VecDeque},
     io::{self, Write},
-    net::{IpAddr, SocketAddr},
     rc::Rc,
     time::Duration,
 };
@@ -16,29 +14,20 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use kcp::KCP_OVERHEAD;
 use tokio::{
-    net::UdpSocket,
-    sync::Notify,
     task::spawn_local,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
-use vtl_proto::{
-    carrier::Kind,
-    frame::{HEADER, Side},
-    preamble,
-};
+use vtl_proto::{carrier::Kind, frame::Side, preamble};
 
 use super::{
-    Expected, HANDSHAKE, Local, MIN_RTO, SILENCE, SOCKET_PAUSE,
-    framed::{Arrived, Out, Pipe},
-    library::{Library, Opened, Opening, Opens},
-    sealed,
+    HANDSHAKE, MIN_RTO, SILENCE,
+    conversations::{Conversations, DATAGRAM, Protocol, Start, Talk, number},
+    framed::{Arrived, Out},
+    library::Opened,
+    stack::Layers,
 };
 use crate::panics;
 
-/// UDP payload that fits every IPv6 path, bytes.
-const DATAGRAM: usize = 1280 - 48;
-/// Maximum size of a chunk, bytes.
-const CHUNK: usize = 8 << 10;
 /// Window in segments: 100 Mbit/s at a round trip of 200 ms.
 const WINDOW: u16 = 2048;
 /// Segments that may wait in any case,
@@ -46,239 +35,34 @@ const AHEAD: usize = 64;
 /// besides twice what was acknowledged in this time, or in three round trips. The library does not tell its congestion
 /// window; with [`WINDOW`] segments, a new flow would wait behind seconds of another's bytes.
 const LATELY: Duration = Duration::from_millis(250);
-/// Receive queue of a conversation, datagrams.
-const WAITING: usize = 4096;
 /// KCP's update interval, ms.
 const INTERVAL: i32 = 10;
 /// Fast retransmission threshold: acknowledgements of later segments.
 const RESEND: i32 = 2;
 
-/// Key of a conversation: the peer's address, and the conversation's number.
-type Key = (SocketAddr, u32);
-
-struct Shared {
-    socket: UdpSocket,
-    conversations: RefCell<HashMap<Key, Rc<Conversation>>>,
-    /// By the client's address, and its conversation's number.
-    grants: RefCell<HashMap<(IpAddr, u32), Expected>>,
-    arrivals: Opens,
-}
-
 /// This host's endpoint of all conversations.
-pub(super) struct Kcp {
-    shared: Rc<Shared>,
-}
+pub(super) type Kcp = Conversations<Plain>;
 
-/// The shared state of a conversation.
-struct Conversation {
-    pipe: Rc<Pipe>,
-    datagrams: RefCell<sealed::Datagrams>,
-    inbox: RefCell<VecDeque<Bytes>>,
-    /// The peer has answered.
-    heard: Notify,
-}
+/// KCP over UDP, without layers between.
+pub(super) struct Plain;
 
-impl Conversation {
-    /// Queues a received packet; drops it if the queue is full.
-    fn deliver(&self, packet: Bytes) {
-        let mut inbox = self.inbox.borrow_mut();
-        if inbox.len() < WAITING {
-            inbox.push_back(packet);
-            self.pipe.work.notify_one();
-        }
-    }
-}
+impl Protocol for Plain {
+    const LEAST: usize = KCP_OVERHEAD;
 
-impl Kcp {
-    /// Starts the endpoint on a non-blocking socket.
-    pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
-        let shared = Rc::new(Shared {
-            socket: UdpSocket::from_std(socket)?,
-            conversations: RefCell::default(),
-            grants: RefCell::default(),
-            arrivals,
-        });
-        spawn_local(Rc::clone(&shared).receive());
-        Ok(Self { shared })
-    }
-}
-
-/// A conversation's number.
-fn number(token: u64) -> u32 {
-    // Truncated on purpose.
-    token as u32
-}
-
-impl Library for Kcp {
-    fn expect(&self, expected: Expected) {
-        let key = (expected.client, number(expected.token));
-        self.shared.grants.borrow_mut().insert(key, expected);
-    }
-
-    fn revoke(&self, token: u64) {
-        let mut grants = self.shared.grants.borrow_mut();
-        grants.retain(|_, expected| expected.token != token);
-    }
-
-    fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>> {
-        let Opening {
-            to,
-            token,
-            crypto,
-            rtt,
-            ..
-        } = opening;
-        Box::pin(async move {
-            if number(token) == 0 {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            let opener = Side::Local;
-            let datagrams = sealed::Datagrams::new(&crypto, opener);
-            let (opened, conversation) = self.shared.begin(to, token, rtt, opener, datagrams)?;
-            let answered = timeout(HANDSHAKE, conversation.heard.notified()).await;
-            // On timeout, drop closes the conversation.
-            answered.map_err(|_| io::ErrorKind::TimedOut)?;
-            if conversation.pipe.is_over() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            Ok(opened)
+    fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened> {
+        let pipe = Rc::clone(talk.pipe());
+        let driver = Driver::new(talk, &start, None)?;
+        spawn_local(panics::isolated(driver.run()));
+        Ok(Opened {
+            pipe,
+            memory: Box::new(|| MEMORY),
+            path: Box::new(|| None),
         })
     }
-
-    fn close(&self) {
-        let conversations = self.shared.conversations.borrow();
-        conversations.values().for_each(|one| one.pipe.end());
-    }
-
-    fn wait_idle(&self) -> Local<'_, ()> {
-        // KCP cannot signal the end; the control connection does.
-        Box::pin(async {})
-    }
 }
 
-impl Shared {
-    /// Receives datagrams. Never returns.
-    async fn receive(self: Rc<Self>) {
-        let mut buffer = vec![0; 64 << 10];
-        loop {
-            let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
-                sleep(SOCKET_PAUSE).await;
-                continue;
-            };
-            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-            if (KCP_OVERHEAD..=DATAGRAM).contains(&len) {
-                self.route(from, &buffer[..len]);
-            }
-        }
-    }
-
-    fn route(self: &Rc<Self>, from: SocketAddr, packet: &[u8]) {
-        let key = (from, kcp::get_conv(packet));
-        let known = self.conversations.borrow().get(&key).cloned();
-        if let Some(conversation) = known {
-            let opened = conversation.datagrams.borrow_mut().open(packet);
-            if let Some(packet) = opened {
-                conversation.deliver(packet);
-            }
-        } else if let Some((conversation, packet)) = self.admit(key, packet) {
-            conversation.deliver(packet);
-        }
-    }
-
-    /// Accepts a conversation of a client that holds a grant.
-    fn admit(self: &Rc<Self>, key: Key, packet: &[u8]) -> Option<(Rc<Conversation>, Bytes)> {
-        let place = (key.0.ip(), key.1);
-        let Expected {
-            token, rtt, crypto, ..
-        } = self.grants.borrow().get(&place)?.clone();
-        let mut datagrams = sealed::Datagrams::new(&crypto, Side::Peer);
-        let packet = datagrams.open(packet)?;
-        self.grants.borrow_mut().remove(&place);
-        let begun = self.begin(key.0, token, rtt, Side::Peer, datagrams).ok()?;
-        let (opened, conversation) = begun;
-        // Fails if the daemon is ending.
-        let _ = self.arrivals.send((token, opened));
-        Some((conversation, packet))
-    }
-
-    /// Starts a conversation, as client or server.
-    fn begin(
-        self: &Rc<Self>,
-        peer: SocketAddr,
-        token: u64,
-        rtt: Option<Duration>,
-        opener: Side,
-        datagrams: sealed::Datagrams,
-    ) -> io::Result<(Opened, Rc<Conversation>)> {
-        let outbox = Outbox::default();
-        let mut control = kcp::Kcp::new_stream(number(token), outbox.clone());
-        let mtu = DATAGRAM - datagrams.overhead();
-        control.set_mtu(mtu).map_err(io::Error::other)?;
-        control.set_wndsize(WINDOW, WINDOW);
-        control.set_nodelay(true, INTERVAL, RESEND, false);
-        // Fast retransmission is to come before the timeout, which collapses the window.
-        let least = rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
-        control.set_rx_minrto(least.as_millis() as u32);
-        if opener == Side::Local {
-            let shown = control.send(&preamble::token(token));
-            shown.map_err(io::Error::other)?;
-        }
-        let conversation = Rc::new(Conversation {
-            pipe: Pipe::relayed(HEADER + CHUNK),
-            datagrams: RefCell::new(datagrams),
-            inbox: RefCell::default(),
-            heard: Notify::new(),
-        });
-        let key = (peer, number(token));
-        let entered = Rc::clone(&conversation);
-        self.conversations.borrow_mut().insert(key, entered);
-        let driver = Driver {
-            shared: Rc::clone(self),
-            conversation: Rc::clone(&conversation),
-            key,
-            control,
-            outbox,
-            began: Instant::now(),
-            expected: (opener == Side::Peer).then_some(token),
-            unread: BytesMut::new(),
-            waits: None,
-            patience: SILENCE + 3 * rtt.unwrap_or_default(),
-            given: 0,
-            looked: (Instant::now(), 0),
-            lately: 0,
-            span: LATELY.max(3 * rtt.unwrap_or_default()),
-        };
-        spawn_local(panics::isolated(driver.run()));
-        let opened = Opened {
-            pipe: Rc::clone(&conversation.pipe),
-            // KCP does not report what it holds out of order: assume a full window.
-            memory: Box::new(|| (usize::from(WINDOW) * DATAGRAM) as u64),
-            path: Box::new(|| None),
-        };
-        Ok((opened, conversation))
-    }
-
-    /// Removes a conversation, unless another one has its key.
-    fn forget(&self, key: Key, conversation: &Rc<Conversation>) {
-        let mut all = self.conversations.borrow_mut();
-        if all
-            .get(&key)
-            .is_some_and(|known| Rc::ptr_eq(known, conversation))
-        {
-            all.remove(&key);
-        }
-    }
-
-    /// Maps an address to the socket's family.
-    fn destination(&self, peer: SocketAddr) -> SocketAddr {
-        match (peer, self.socket.local_addr()) {
-            (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
-                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-            }
-            _ => peer,
-        }
-    }
-}
+/// Memory of a conversation, bytes: KCP does not report what it holds out of order, so assume a full window.
+pub(super) const MEMORY: u64 = WINDOW as u64 * DATAGRAM as u64;
 
 /// Datagrams that KCP has emitted.
 #[derive(Clone, Default)]
@@ -310,10 +94,10 @@ enum Ended {
 
 /// The task of a conversation, the only one to call the library: if a packet makes that panic, just this conversation
 /// ends.
-struct Driver {
-    shared: Rc<Shared>,
-    conversation: Rc<Conversation>,
-    key: Key,
+pub(super) struct Driver {
+    talk: Talk,
+    /// The layers between KCP and UDP, if it is a stack's.
+    layers: Option<Layers>,
     control: kcp::Kcp<Outbox>,
     outbox: Outbox,
     began: Instant,
@@ -330,29 +114,97 @@ struct Driver {
     span: Duration,
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.conversation.pipe.end();
-        self.conversation.heard.notify_one();
-        self.shared.forget(self.key, &self.conversation);
-    }
-}
-
 impl Driver {
-    async fn run(mut self) {
-        let pipe = Rc::clone(&self.conversation.pipe);
+    /// `layers`: those between KCP and UDP.
+    pub(super) fn new(talk: Talk, start: &Start, layers: Option<Layers>) -> io::Result<Self> {
+        let outbox = Outbox::default();
+        let mut control = kcp::Kcp::new_stream(number(start.token), outbox.clone());
+        let mtu = layers.as_ref().map_or(talk.mtu(), Layers::capacity);
+        control.set_mtu(mtu).map_err(io::Error::other)?;
+        control.set_wndsize(WINDOW, WINDOW);
+        control.set_nodelay(true, INTERVAL, RESEND, false);
+        // Fast retransmission is to come before the timeout, which collapses the window.
+        let least = start.rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
+        control.set_rx_minrto(least.as_millis() as u32);
+        if start.opener == Side::Local {
+            let shown = control.send(&preamble::token(start.token));
+            shown.map_err(io::Error::other)?;
+        }
+        Ok(Self {
+            talk,
+            layers,
+            control,
+            outbox,
+            began: Instant::now(),
+            expected: (start.opener == Side::Peer).then_some(start.token),
+            unread: BytesMut::new(),
+            waits: None,
+            patience: SILENCE + 3 * start.rtt.unwrap_or_default(),
+            given: 0,
+            looked: (Instant::now(), 0),
+            lately: 0,
+            span: LATELY.max(3 * start.rtt.unwrap_or_default()),
+        })
+    }
+
+    pub(super) async fn run(mut self) {
+        let pipe = Rc::clone(self.talk.pipe());
         let ended = loop {
             if let Err(ended) = self.step().await {
                 break ended;
             }
             let next = self.began + Duration::from_millis(self.next_ms());
+            let due = self.layers.as_ref().and_then(Layers::next_timeout);
             tokio::select! {
                 () = pipe.work.notified() => {}
                 () = pipe.taken(), if self.control.peeksize().is_ok() => {}
-                () = sleep_until(next) => {}
+                () = sleep_until(due.map_or(next, |due| next.min(due))) => {}
             }
         };
-        tracing::debug!(%ended, peer = %self.key.0, carrier = %Kind::Kcp, "carrier: KCP conversation ended");
+        tracing::debug!(%ended, peer = %self.talk.peer(), carrier = %Kind::Kcp, "carrier: KCP conversation ended");
+    }
+
+    /// Passes packets that have come to KCP; whether there were some.
+    async fn receive(&mut self) -> bool {
+        let packets = self.talk.packets();
+        let mut has_news = false;
+        let mut input = |packet: &[u8]| {
+            has_news = true;
+            // An invalid packet counts as lost.
+            let is_good = packet.len() >= KCP_OVERHEAD && self.control.input(packet).is_ok();
+            if is_good {
+                self.waits = None;
+                self.talk.note_heard();
+            }
+        };
+        let Some(layers) = &mut self.layers else {
+            packets.iter().for_each(|packet| input(packet));
+            return has_news;
+        };
+        for packet in packets {
+            layers.receive(&self.talk, &packet).await;
+        }
+        while let Some(packet) = layers.deliver() {
+            input(packet.bytes());
+        }
+        has_news
+    }
+
+    /// Sends what KCP has emitted, and what layers have.
+    async fn transmit(&mut self) {
+        let packets = std::mem::take(&mut *self.outbox.0.borrow_mut());
+        let Some(layers) = &mut self.layers else {
+            for packet in packets {
+                self.talk.transmit(packet).await;
+            }
+            return;
+        };
+        for packet in packets {
+            // One for which a layer has no room counts as lost.
+            layers.send(&packet);
+            layers.transmit(&self.talk).await;
+        }
+        layers.transmit(&self.talk).await;
     }
 
     /// Maximum number of segments given to the library that are not acknowledged.
@@ -381,23 +233,15 @@ impl Driver {
     }
 
     async fn step(&mut self) -> Result<(), Ended> {
-        if self.conversation.pipe.is_over() {
+        if self.talk.pipe().is_over() {
             return Err(Ended::Here);
         }
-        let packets = std::mem::take(&mut *self.conversation.inbox.borrow_mut());
-        let has_news = !packets.is_empty();
-        for packet in packets {
-            // An invalid packet counts as lost.
-            if self.control.input(&packet).is_ok() {
-                self.waits = None;
-                self.conversation.heard.notify_one();
-            }
-        }
+        let has_news = self.receive().await;
         self.read()?;
         let mut has_more = false;
         let most = self.most_waiting();
         while self.control.wait_snd() < most
-            && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.conversation.pipe.next()
+            && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.talk.pipe().next()
         {
             let before = self.control.wait_snd();
             self.control.send(&bytes)?;
@@ -417,19 +261,13 @@ impl Driver {
         if self.expected.is_some() && self.began.elapsed() > HANDSHAKE {
             return Err(Ended::Silence);
         }
-        let packets = std::mem::take(&mut *self.outbox.0.borrow_mut());
-        let to = self.shared.destination(self.key.0);
-        for packet in packets {
-            let datagram = self.conversation.datagrams.borrow_mut().seal(packet);
-            // A packet that cannot be sent counts as lost.
-            let _ = self.shared.socket.send_to(&datagram, to).await;
-        }
+        self.transmit().await;
         Ok(())
     }
 
     /// Passes received bytes to the pipe; checks the token first.
     fn read(&mut self) -> Result<(), Ended> {
-        let pipe = &self.conversation.pipe;
+        let pipe = self.talk.pipe();
         while pipe.has_room()
             && let Ok(size) = self.control.peeksize()
         {

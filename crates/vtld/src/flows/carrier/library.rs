@@ -1,4 +1,4 @@
-//! Transport libraries of carriers in user space: QUIC, SCTP and KCP. They run in processes of their own (`process/`),
+//! Transport libraries of carriers in user space: QUIC, SCTP, KCP and stacks of layers. They run in processes of their own (`process/`),
 //! of which they are unaware.
 
 use std::{
@@ -45,6 +45,18 @@ pub(super) struct Opening {
     pub(super) local: IpAddr,
     /// The path's round-trip time, measured by TCP.
     pub(super) rtt: Option<Duration>,
+    /// Of a stack.
+    pub(super) layering: Option<Layering>,
+}
+
+/// What a stack consists of.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Layering {
+    /// As [`vtl_core::layers::Description`].
+    pub(super) layers: String,
+    /// What this host, and the peer, send at most, kbit/s; 0: without bound.
+    pub(super) rate: u32,
+    pub(super) peer_rate: u32,
 }
 
 /// A carrier whose handshake is complete; closed on drop.

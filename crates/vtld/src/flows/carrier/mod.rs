@@ -1,5 +1,6 @@
 //! Carriers: the traits that every kind implements, and the kinds.
 
+mod conversations;
 pub(super) mod framed;
 mod graft;
 mod kcp;
@@ -9,6 +10,7 @@ pub(super) mod process;
 mod quic;
 mod sctp;
 mod sealed;
+pub(super) mod stack;
 
 use std::{
     future::Future,
@@ -40,6 +42,7 @@ use super::peer::Peer;
 use crate::{
     broker::{self, random},
     hooker::Over,
+    stacks,
 };
 
 /// Timeout of a handshake, and of the first frame.
@@ -239,6 +242,8 @@ pub(super) struct Expected {
     pub(super) rtt: Option<Duration>,
     /// As in [`vtl_proto::frame::Frame::Grant`].
     pub(super) crypto: Secret,
+    /// The highest rate at which this host sends if the carrier is a stack, kbit/s.
+    pub(super) accept_rate: u32,
 }
 
 /// A grant for a peer.
@@ -257,6 +262,7 @@ impl Grant {
             client,
             rtt,
             crypto: self.crypto.into(),
+            accept_rate: stacks::accept_rate(),
         }
     }
 }
@@ -303,7 +309,9 @@ pub(super) fn start(
     most_ahead: u64,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
-        Kind::Quic | Kind::Sctp | Kind::Kcp => process::Remote::start(kind, most_ahead, arrivals),
+        Kind::Quic | Kind::Sctp | Kind::Kcp | Kind::Stack => {
+            process::Remote::start(kind, most_ahead, arrivals)
+        }
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),
     })

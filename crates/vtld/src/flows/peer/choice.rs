@@ -45,6 +45,8 @@ pub(super) struct Choice {
     target: RefCell<Option<Target>>,
     /// The parameters of sessions that this host has opened, if they have any.
     overs: RefCell<BTreeMap<CarrierId, Arc<Over>>>,
+    /// The stack that a command has had opened.
+    stack: RefCell<Option<Arc<Over>>>,
     /// The carrier that served last: flows stay there until another one is up.
     serving: Cell<Option<CarrierId>>,
     /// The carrier that the peer prefers, if it has opened the association, and the one before, for as long as that is
@@ -173,7 +175,27 @@ impl Peer {
     pub(in super::super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
         let targets = [self.target(), self.desired_target()];
         let mut of_kind = targets.into_iter().flatten().flatten();
-        of_kind.find(|(of, _)| *of == kind)?.1
+        match of_kind.find(|(of, _)| *of == kind) {
+            Some((_, over)) => over,
+            None if kind == Kind::Stack => self.choice.stack.borrow().clone(),
+            None => None,
+        }
+    }
+
+    /// Has a stack opened for a command, unless the association's flows go by another one.
+    ///
+    /// # Errors
+    /// They do.
+    pub(super) fn want_stack(&self, over: Arc<Over>) -> Result<(), String> {
+        match self.over(Kind::Stack) {
+            Some(other) if other != over => {
+                Err("the association has another stack already, and one only".into())
+            }
+            _ => {
+                self.choice.stack.replace(Some(over));
+                Ok(())
+            }
+        }
     }
 
     /// Notes the session parameters of a carrier that this host has opened.

@@ -6,9 +6,11 @@ use tokio::time::timeout;
 use vtl_control::{CarrierStatus, FlowStatus};
 use vtl_core::flow::{Flow, Path};
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{GraftSpec, Kind},
     frame::{CarrierId, FlowId, Side},
 };
+
+use crate::{hooker::Over, stacks};
 
 use super::{super::flow::State, Peer, Running, choice::MODEL};
 
@@ -76,10 +78,21 @@ impl Peer {
     /// Finds a carrier by its kind's name; the opener of the association opens one if none is up.
     async fn carrier_for(&self, name: &str) -> Result<CarrierId, String> {
         let peer = self.key.peer;
-        let Some(kind) = Kind::named(name) else {
-            let all = Kind::ALL.map(Kind::name).join(", ");
-            return Err(format!("a flow cannot move to {name}: to tcp, {all}"));
+        let stack = name
+            .strip_prefix("stack:")
+            .and_then(|spec| spec.parse::<GraftSpec>().ok());
+        let Some(kind) = Kind::named(name).or(stack.as_ref().map(|_| Kind::Stack)) else {
+            let all = Kind::NAMED.map(Kind::name).join(", ");
+            return Err(format!(
+                "a flow cannot move to {name}: to tcp, {all}, stack:NAME"
+            ));
         };
+        if let Some(spec) = stack
+            && self.key.opener == Side::Local
+        {
+            stacks::resolve(&spec)?;
+            self.want_stack(Over::Stack(spec).into())?;
+        }
         if let Some(id) = self.latest(kind) {
             return Ok(id);
         }

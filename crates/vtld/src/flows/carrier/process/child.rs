@@ -1,4 +1,4 @@
-//! A process of carriers: parses the packets of QUIC, SCTP or KCP with a library, and may do nothing else. vtld passes
+//! A process of carriers: parses the packets of QUIC, SCTP, KCP or stacks with a library, and may do nothing else. vtld passes
 //! sockets to it and receives frames from it, which it trusts no more than peers.
 
 use std::{
@@ -32,7 +32,7 @@ use super::{
         framed::{Arrived, Out, Pipe},
         kcp,
         library::{Certificate, Library, Opened, Opening},
-        quic, sctp,
+        quic, sctp, stack,
     },
     confine,
     message::{Channel, SETUP, Setup},
@@ -67,7 +67,12 @@ impl Carriers {
                 arrivals,
             )?),
             (Kind::Sctp, None) => Box::new(sctp::Sctp::start(socket, arrivals)?),
-            (Kind::Kcp, None) => Box::new(kcp::Kcp::start(socket, arrivals)?),
+            (Kind::Kcp, None) => Box::new(kcp::Kcp::start(kcp::Plain, socket, arrivals)?),
+            (Kind::Stack, None) => Box::new(stack::Stacks::start(
+                stack::Layered::load(),
+                socket,
+                arrivals,
+            )?),
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         let running = Rc::new(Self {

@@ -1,4 +1,5 @@
-//! Carriers in unprivileged processes, one for each kind: packets of QUIC, SCTP and KCP are parsed there, and only
+//! Carriers in unprivileged processes, one for each kind: packets of QUIC, SCTP, KCP and stacks are parsed there, and
+//! only
 //! frames pass to vtld and back.
 //!
 //! This is vtld's end; `child.rs` is the process, `confine.rs` its sandbox, `message.rs` and `wire.rs` the messages. A
@@ -46,10 +47,10 @@ use super::{
     super::socket::watch,
     Arrivals, CLEAR, Endpoint, Grant, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
     framed::{Arrived, Framed, Out, Pipe},
-    library::{Certificate, Opening},
+    library::{Certificate, Layering, Opening},
     secret, socket,
 };
-use crate::broker::random_token;
+use crate::{broker::random_token, hooker::Over, stacks};
 pub use child::run;
 pub use confine::drop_privileges;
 use message::{Channel, Setup};
@@ -316,17 +317,24 @@ impl Endpoint for Remote {
             granted,
             local,
             rtt,
+            over,
             ..
         } = opening;
         let is_encrypted = self.is_encrypted(granted.crypto.as_bytes());
+        let layering = layering(over.as_deref(), is_encrypted);
         let opening = Opening {
             to: granted.to,
             token: granted.token,
             crypto: granted.crypto,
             local,
             rtt,
+            layering: None,
         };
         Box::pin(async move {
+            let opening = Opening {
+                layering: layering?,
+                ..opening
+            };
             let process = self.process()?;
             let channel = process.begin(&Setup::Open(opening))?;
             let carrier = timeout(OPENED, opened(&process, channel, is_encrypted)).await;
@@ -348,6 +356,28 @@ impl Endpoint for Remote {
             let _ = running.wait_for(|running| *running == 0).await;
         })
     }
+}
+
+/// What the stack to be opened consists of; `None`: the carrier is none.
+fn layering(over: Option<&Over>, is_encrypted: bool) -> io::Result<Option<Layering>> {
+    let Some(Over::Stack(spec)) = over else {
+        return Ok(None);
+    };
+    let stacks::ToOpen {
+        layers,
+        rate,
+        peer_rate,
+    } = stacks::resolve(spec).map_err(io::Error::other)?;
+    if layers.needs_encryption() && !is_encrypted {
+        return Err(io::Error::other(format!(
+            "stack:{spec} has the layer encryption, which this host or the peer does not allow (--no-encryption)"
+        )));
+    }
+    Ok(Some(Layering {
+        layers: layers.to_string(),
+        rate,
+        peer_rate,
+    }))
 }
 
 /// Waits for a carrier's handshake, and starts the carrier.

@@ -120,6 +120,7 @@ async fn meet(
         client: HERE,
         rtt,
         crypto: CLEAR.into(),
+        accept_rate: 0,
     });
     let datagrams = Datagrams::new(&CLEAR.into(), Side::Local);
     let opening = client.begin(HERE, to, token, rtt, datagrams).unwrap();

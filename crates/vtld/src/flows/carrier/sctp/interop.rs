@@ -318,6 +318,7 @@ fn usrsctp__opens_an_association() {
                         client: peer,
                         rtt: None,
                         crypto: CLEAR.into(),
+                        accept_rate: 0,
                     });
                     port.set(udp).unwrap();
                     let (token, link) = arrived.recv().await.unwrap();

@@ -183,6 +183,7 @@ impl Library for Sctp {
             crypto,
             local,
             rtt,
+            ..
         } = opening;
         Box::pin(async move {
             let datagrams = sealed::Datagrams::new(&crypto, Side::Local);

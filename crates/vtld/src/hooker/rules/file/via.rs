@@ -68,7 +68,7 @@ impl Source<'_> {
                 let carrier = self.bounded(Some(carrier), bounded)?.unwrap_or_default();
                 if Wish::new(&carrier).is_none_or(|wish| wish.required) {
                     let text = format!(
-                        "a gateway does not carry by {carrier}: take best, auto, graft:NAME, multipath, quic, sctp, \
+                        "a gateway does not carry by {carrier}: take best, auto, graft:NAME, multipath, stack:NAME, quic, sctp, \
                          kcp or mptcp"
                     );
                     return self.wrong(value.span(), text);

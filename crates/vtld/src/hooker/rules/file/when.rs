@@ -84,6 +84,7 @@ impl Source<'_> {
             | Carrier::Graft(_)
             | Carrier::Lossy(_)
             | Carrier::Multipath(_)
+            | Carrier::Stack(_)
             | Carrier::Flows(_) => {
                 return Ok((condition, carrier, at));
             }
@@ -92,7 +93,7 @@ impl Source<'_> {
             _ => "it is for ports of servers",
         };
         let text = format!(
-            "{carrier} cannot take connections over: {why}; take best, tcp, graft:NAME, multipath, quic, \
+            "{carrier} cannot take connections over: {why}; take best, tcp, graft:NAME, multipath, stack:NAME, quic, \
              sctp, kcp, mptcp or, with loss_tolerant = true, one that may lose something"
         );
         self.wrong(at, text)
@@ -127,7 +128,7 @@ impl Source<'_> {
             About::Opened(_, action) => {
                 let text = format!(
                     "{action} goes past vtld, which then cannot move connections: when needs a rule \
-                     whose own carrier is best, services, graft:NAME, multipath, quic, sctp, kcp or \
+                     whose own carrier is best, services, graft:NAME, multipath, stack:NAME, quic, sctp, kcp or \
                      mptcp"
                 );
                 return self.wrong(at, text);

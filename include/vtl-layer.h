@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * A layer of a stack, compiled outside of VTL (docs/stacks.md, "Layers of one's own").
+ *
+ * A layer is a shared object NAME.so in the directory of layers (vtld --layers, /usr/lib/vtl/layers
+ * unless given), which exports vtl_layer(). It and the directory belong to root, and nobody else
+ * may write there. vtld loads it only into its process of stacks, which has no privileges and
+ * parses what strangers send: a layer can open nothing there, and if it crashes, flows go on by
+ * TCP. Both hosts need the layer under the same name.
+ *
+ * CONTRACT. A packet from above goes down, and at the peer's layer up, with the bytes that it had
+ * above. A layer may put at most `header` bytes in front, and change what is behind, so that the
+ * peer's can undo it. It passes on each packet at once, in order, and neither drops nor repeats
+ * one, but for packets from below that make no sense, which it drops: these may be anything, and
+ * may come twice, late, or never. It may send packets of its own down, from poll() or in answer to
+ * one. Its memory is bounded.
+ *
+ * THREADS. All functions are called by one thread, for each stack with the state that create() has
+ * made for it. They do not wait, and do not call each other. Time is in ns, from any beginning, and
+ * never goes back.
+ */
+#ifndef VTL_LAYER_H
+#define VTL_LAYER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header. */
+#define VTL_LAYER_ABI 1
+
+/* Maximum of `header`, bytes. */
+#define VTL_LAYER_MAX_HEADER 64
+
+/* Takes what a layer passes on, during the call that has got it. Packets are copied; one that is
+ * longer than the contract has it is dropped. */
+struct vtl_layer_out {
+    void *context;
+    void (*down)(void *context, const uint8_t *packet, size_t len);
+    void (*up)(void *context, const uint8_t *packet, size_t len);
+};
+
+/* The functions of a layer. */
+struct vtl_layer {
+    /* VTL_LAYER_ABI. */
+    uint32_t abi;
+    /* Bytes that it puts in front of a packet, at most. */
+    uint32_t header;
+    /* Makes the state for a stack. `params`: what follows the layer's name there, as
+     * NAME=VALUE&NAME=VALUE with whole numbers, or
+     * "". NULL: the parameters make no sense. */
+    void *(*create)(const char *params);
+    /* Frees it. */
+    void (*destroy)(void *state);
+    /* Handles a packet from above. */
+    void (*send)(void *state, uint64_t now, const uint8_t *packet, size_t len,
+                 const struct vtl_layer_out *out);
+    /* Handles a packet from below. */
+    void (*receive)(void *state, uint64_t now, const uint8_t *packet, size_t len,
+                    const struct vtl_layer_out *out);
+    /* Sends packets of its own, `room` at most; NULL: it has none. */
+    void (*poll)(void *state, uint64_t now, size_t room, const struct vtl_layer_out *out);
+    /* When poll() is due; UINT64_MAX: not. NULL with poll(). */
+    uint64_t (*next_timeout)(void *state);
+};
+
+/* The layer. What it returns stays where it is. */
+const struct vtl_layer *vtl_layer(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
