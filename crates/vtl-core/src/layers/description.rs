@@ -269,7 +269,7 @@ fn check_params(layer: &GraftSpec, params: &[Param]) -> Result<(), Unfit> {
             return Err(Unfit::Param(layer.name.clone(), name.clone(), all));
         };
         if !(min..=max).contains(&value) {
-            return Err(Unfit::Range(layer.name.clone(), *known, *value, *min, *max));
+            return Err(Unfit::Range(layer.name.clone(), known, *value, *min, *max));
         }
     }
     Ok(())
