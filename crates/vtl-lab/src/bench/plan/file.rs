@@ -1,27 +1,25 @@
 //! The file format of plans, and from it the cells.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 use std::path::Path;
 
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use vtl_bpf::objects;
 use vtl_pool::object::{Description, Parameter};
 use vtl_proto::intf;
 use vtl_proto::services::Services;
-use vtl_testbed::{Link, LossModel, Profile};
+use vtl_testbed::Link;
 
+use super::link::{LinkTable, links, timeline};
+use super::many::{Many, choices};
 use super::{
-    Amount, Cell, Change, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+    Amount, Cell, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
     rule::{self, RuleTable},
 };
 
 /// When a transfer is cut unless the plan says otherwise, seconds.
 const TIME_LIMIT_S: f64 = 60.0;
 /// The longest of all times in a plan, seconds.
-const LONGEST_S: f64 = 86_400.0;
+pub(super) const LONGEST_S: f64 = 86_400.0;
 /// The largest transfer, bytes.
 const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
@@ -29,67 +27,6 @@ const MOST_FLOWS: u32 = 2_000;
 
 /// The parameter that may be set to what the path deserves.
 const WINDOW: &str = "window";
-
-/// One value or a list of them; a list multiplies the cells.
-#[derive(Clone, Debug)]
-enum Many<T> {
-    One(T),
-    List(Vec<T>),
-}
-
-/// By hand rather than as an untagged enum, whose errors do not say what was expected.
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OneOrList(PhantomData))
-    }
-}
-
-struct OneOrList<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrList<T> {
-    type Value = Many<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value or a list of values")
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Many<T>, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(values)).map(Many::List)
-    }
-}
-
-impl<T: Clone> Many<T> {
-    fn list(&self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value.clone()],
-            Self::List(values) => values.clone(),
-        }
-    }
-}
-
-/// The values of a key that may be absent: then one absent value.
-fn choices<T: Clone>(many: Option<&Many<T>>) -> Vec<Option<T>> {
-    many.map_or_else(
-        || vec![None],
-        |many| many.list().into_iter().map(Some).collect(),
-    )
-}
 
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -103,33 +40,6 @@ struct PlanTable {
     vtl: VtlTable,
     #[serde(default)]
     rules: BTreeMap<String, RuleTable>,
-}
-
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinkTable {
-    profile: Option<Many<String>>,
-    rtt_ms: Option<f64>,
-    rate_mbit: Option<f64>,
-    queue_packets: Option<u32>,
-    loss_pct: Option<Many<f64>>,
-    loss_model: Option<Many<String>>,
-    reorder_pct: Option<f64>,
-    seed: Option<u64>,
-    #[serde(default)]
-    timeline: Vec<ChangeTable>,
-}
-
-#[derive(Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChangeTable {
-    at_s: f64,
-    rtt_ms: Option<f64>,
-    rate_mbit: Option<f64>,
-    queue_packets: Option<u32>,
-    loss_pct: Option<f64>,
-    loss_model: Option<String>,
-    reorder_pct: Option<f64>,
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -346,95 +256,6 @@ fn time(key: &'static str, seconds: f64) -> Result<f64, Problem> {
         return Ok(seconds);
     }
     problem(key, format!("{seconds} is not a time up to {LONGEST_S} s"))
-}
-
-fn loss_model(name: &str) -> Result<LossModel, Problem> {
-    match name {
-        "uniform" => Ok(LossModel::Uniform),
-        "gilbert-elliott" => Ok(LossModel::BURSTS),
-        other => problem(
-            "loss_model",
-            format!("there is no \"{other}\": valid are \"uniform\", \"gilbert-elliott\""),
-        ),
-    }
-}
-
-fn links(table: &LinkTable) -> Result<Vec<(Option<Profile>, Link)>, Problem> {
-    if table.profile.is_none() && (table.rtt_ms.is_none() || table.rate_mbit.is_none()) {
-        return problem("link", "needs `profile`, or `rtt_ms` and `rate_mbit`");
-    }
-    let mut links = Vec::new();
-    for name in choices(table.profile.as_ref()) {
-        let profile: Option<Profile> = match name {
-            Some(name) => match name.parse() {
-                Ok(profile) => Some(profile),
-                Err(_) => {
-                    let all = Profile::ALL.map(Profile::name).join(", ");
-                    return problem(
-                        "profile",
-                        format!("there is no \"{name}\": valid are {all}"),
-                    );
-                }
-            },
-            None => None,
-        };
-        for loss in choices(table.loss_pct.as_ref()) {
-            for model in choices(table.loss_model.as_ref()) {
-                let mut link = profile.map_or_else(Link::default, Profile::link);
-                link.rtt_ms = table.rtt_ms.unwrap_or(link.rtt_ms);
-                link.rate_mbit = table.rate_mbit.unwrap_or(link.rate_mbit);
-                link.queue_packets = table.queue_packets.or(link.queue_packets);
-                link.loss_pct = loss.unwrap_or(link.loss_pct);
-                link.reorder_pct = table.reorder_pct.unwrap_or(link.reorder_pct);
-                link.seed = table.seed.unwrap_or(link.seed);
-                if let Some(model) = model {
-                    link.loss_model = loss_model(&model)?;
-                }
-                if let Err(error) = link.check() {
-                    return problem("link", error.0);
-                }
-                if link.direct && (link.rtt_ms > 0.0 || link.rate_mbit > 0.0) {
-                    return problem("profile", "`wire` has no delay and no rate of its own");
-                }
-                links.push((profile, link));
-            }
-        }
-    }
-    Ok(links)
-}
-
-fn timeline(table: &LinkTable, first: &Link) -> Result<Vec<Change>, Problem> {
-    let mut link = first.clone();
-    let mut last = 0.0;
-    let mut changes = Vec::new();
-    for change in &table.timeline {
-        if !(change.at_s >= last && change.at_s <= LONGEST_S) {
-            return problem(
-                "at_s",
-                "the entries of the timeline are not in order of time",
-            );
-        }
-        last = change.at_s;
-        if link.direct {
-            return problem("profile", "`wire` has nothing that a timeline could change");
-        }
-        link.rtt_ms = change.rtt_ms.unwrap_or(link.rtt_ms);
-        link.rate_mbit = change.rate_mbit.unwrap_or(link.rate_mbit);
-        link.queue_packets = change.queue_packets.or(link.queue_packets);
-        link.loss_pct = change.loss_pct.unwrap_or(link.loss_pct);
-        link.reorder_pct = change.reorder_pct.unwrap_or(link.reorder_pct);
-        if let Some(model) = &change.loss_model {
-            link.loss_model = loss_model(model)?;
-        }
-        if let Err(error) = link.check() {
-            return problem("at_s", error.0);
-        }
-        changes.push(Change {
-            at_s: change.at_s,
-            link: link.clone(),
-        });
-    }
-    Ok(changes)
 }
 
 /// Keys that belong to some kinds of workload only.

@@ -1,6 +1,8 @@
 //! What to measure. The format is described in `bench/README.md`.
 
 mod file;
+mod link;
+mod many;
 mod rule;
 mod transport;
 
