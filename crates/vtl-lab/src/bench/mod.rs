@@ -3,6 +3,7 @@
 //! - [`plan`]: what to measure, from a TOML file;
 //! - [`mod@run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
+//! - [`effort`]: what daemons did meanwhile;
 //! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
 //! - [`mod@micro`]: what each program costs by itself;
 //! - [`mod@deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
@@ -11,6 +12,7 @@
 mod agent;
 mod cpu;
 mod deploy;
+pub(crate) mod effort;
 mod figure;
 mod load;
 mod micro;

@@ -1,9 +1,10 @@
 //! What one transfer came to, for machines.
 
 use serde::Serialize;
-use vtl_testbed::Link;
+use vtl_testbed::{Link, Medium};
 
 use crate::bench::agent::Outcome;
+use crate::bench::effort::Effort;
 use crate::bench::plan::{Amount, Cell, Transport, Workload};
 use crate::provenance;
 
@@ -19,7 +20,9 @@ pub(crate) struct Row {
     pub(crate) kernel: String,
     /// The link's profile, or `custom`.
     pub(crate) profile: &'static str,
-    /// Round-trip time, ms.
+    /// The link's medium, as the plan names it.
+    pub(crate) medium: Option<&'static str>,
+    /// Round-trip time, ms; of the first link, if there are two.
     pub(crate) rtt_ms: f64,
     /// Rate, Mbit/s; 0: not limited.
     pub(crate) rate_mbit: f64,
@@ -27,6 +30,10 @@ pub(crate) struct Row {
     pub(crate) loss_pct: f64,
     /// `uniform` or `gilbert-elliott`.
     pub(crate) loss_model: &'static str,
+    /// Round-trip time of the second link, ms.
+    pub(crate) core_rtt_ms: Option<f64>,
+    /// Rate of the second link, Mbit/s; 0: not limited.
+    pub(crate) core_rate_mbit: Option<f64>,
     /// Packets that later ones overtake, per cent.
     pub(crate) reorder_pct: f64,
     /// Packets that may wait at the bottleneck.
@@ -45,6 +52,8 @@ pub(crate) struct Row {
     pub(crate) count: Option<u32>,
     /// Seconds asked for.
     pub(crate) seconds: Option<f64>,
+    /// Mbit/s that the server's application sends at, if not as fast as it goes.
+    pub(crate) offered_mbit: Option<f64>,
     /// `curl`, or `endpoint` for this program's own ends.
     pub(crate) app: &'static str,
     /// Whether an untimed transfer to the same peer came first.
@@ -95,6 +104,14 @@ pub(crate) struct Row {
     pub(crate) cpu_s: Option<f64>,
     /// The same for each 10^9 bytes.
     pub(crate) cpu_s_per_gb: Option<f64>,
+    /// Processor time of the client's daemon, s.
+    pub(crate) client_vtld_cpu_s: Option<f64>,
+    /// How often its threads slept.
+    pub(crate) client_vtld_wakeups: Option<u64>,
+    /// Processor time of the server's daemon, or of the gateway's, s.
+    pub(crate) server_vtld_cpu_s: Option<f64>,
+    /// How often its threads slept.
+    pub(crate) server_vtld_wakeups: Option<u64>,
     /// The most memory that endpoints and daemons had resident together, KiB.
     pub(crate) memory_peak_kb: Option<u64>,
     /// Time that half of the packets spent at the bottleneck at most, towards the client, ms.
@@ -127,15 +144,18 @@ pub(crate) struct Row {
 }
 
 /// The columns of the CSV form: all fields but the samples and the times of changes.
-pub(crate) const COLUMNS: [&str; 49] = [
+pub(crate) const COLUMNS: [&str; 57] = [
     "plan",
     "date",
     "kernel",
     "profile",
+    "medium",
     "rtt_ms",
     "rate_mbit",
     "loss_pct",
     "loss_model",
+    "core_rtt_ms",
+    "core_rate_mbit",
     "reorder_pct",
     "queue_packets",
     "seed",
@@ -145,6 +165,7 @@ pub(crate) const COLUMNS: [&str; 49] = [
     "size",
     "count",
     "seconds",
+    "offered_mbit",
     "app",
     "known",
     "cores",
@@ -170,6 +191,10 @@ pub(crate) const COLUMNS: [&str; 49] = [
     "retransmitted_pct",
     "cpu_s",
     "cpu_s_per_gb",
+    "client_vtld_cpu_s",
+    "client_vtld_wakeups",
+    "server_vtld_cpu_s",
+    "server_vtld_wakeups",
     "memory_peak_kb",
     "queue_p50_ms",
     "emulator_drops",
@@ -200,10 +225,13 @@ impl Row {
             date: provenance::date(),
             kernel: provenance::kernel(),
             profile: cell.profile_name(),
+            medium: cell.medium.map(Medium::name),
             rtt_ms: cell.link.rtt_ms,
             rate_mbit: cell.link.rate_mbit,
             loss_pct: cell.link.loss_pct,
             loss_model: cell.loss_model(),
+            core_rtt_ms: cell.core.as_ref().map(|core| core.rtt_ms),
+            core_rate_mbit: cell.core.as_ref().map(|core| core.rate_mbit),
             reorder_pct: cell.link.reorder_pct,
             queue_packets: cell.link.queue_limit(),
             seed: seed(cell, run),
@@ -217,6 +245,10 @@ impl Row {
             size,
             count,
             seconds,
+            offered_mbit: match cell.workload {
+                Workload::Stream { rate_mbit, .. } if rate_mbit > 0.0 => Some(rate_mbit),
+                _ => None,
+            },
             app: if cell.curl { "curl" } else { "endpoint" },
             known: cell.known,
             cores: cell.cores,
@@ -281,6 +313,14 @@ impl Row {
         if self.bytes > 0 {
             self.cpu_s_per_gb = Some(seconds / (self.bytes as f64 / 1e9));
         }
+    }
+
+    /// Adds what the client's daemon did, and the server's or the gateway's.
+    pub(crate) fn daemons_did(&mut self, [client, server]: [Effort; 2]) {
+        self.client_vtld_cpu_s = Some(client.cpu_s);
+        self.client_vtld_wakeups = Some(client.wakeups);
+        self.server_vtld_cpu_s = Some(server.cpu_s);
+        self.server_vtld_wakeups = Some(server.wakeups);
     }
 
     /// The row as CSV, in the order of [`COLUMNS`].

@@ -9,10 +9,11 @@ use vtl_proto::intf;
 use vtl_proto::services::Services;
 use vtl_testbed::Link;
 
-use super::link::{LinkTable, links, timeline};
+use super::link::{CoreTable, LinkTable, OneLink, core_link, links, timeline};
 use super::many::{Many, choices};
+use super::transport::{RATE, WINDOW};
 use super::{
-    Amount, Cell, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+    Amount, Cell, Direction, Error, Plan, Setting, Transport, Vtl, Workload,
     rule::{self, RuleTable},
 };
 
@@ -25,9 +26,6 @@ const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
 const MOST_FLOWS: u32 = 2_000;
 
-/// The parameter that may be set to what the path deserves.
-const WINDOW: &str = "window";
-
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanTable {
@@ -35,6 +33,7 @@ struct PlanTable {
     runs: Option<u32>,
     cores: Option<Many<u8>>,
     link: LinkTable,
+    core: Option<CoreTable>,
     workload: WorkloadTable,
     #[serde(default)]
     vtl: VtlTable,
@@ -52,6 +51,7 @@ struct WorkloadTable {
     response_bytes: Option<u32>,
     count: Option<Many<u32>>,
     rate_mbit: Option<f64>,
+    rate_share: Option<f64>,
     seconds: Option<f64>,
     start_s: Option<Vec<f64>>,
     app: Option<String>,
@@ -154,8 +154,14 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
     if !(1..=1000).contains(&runs) {
         return problem("runs", format!("{runs} is not between 1 and 1,000"));
     }
+    let core = table.core.as_ref().map(core_link).transpose()?;
     let mut cells = Vec::new();
-    for (profile, link) in links(&table.link)? {
+    for OneLink {
+        profile,
+        medium,
+        link,
+    } in links(&table.link)?
+    {
         for workload in workloads(&table.workload, &link, transports.len())? {
             for known in choices(table.workload.known.as_ref()) {
                 for cores in choices(table.cores.as_ref()) {
@@ -163,6 +169,8 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
                         let cell = Cell {
                             transports: transports.clone(),
                             profile,
+                            medium,
+                            core: core.clone(),
                             timeline: timeline(&table.link, &link)?,
                             link: link.clone(),
                             workload: workload.clone(),
@@ -199,29 +207,25 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
         return problem("transports", "the list is empty");
     }
     let parse = |name: &String| {
-        let transport = name
+        let transport: Transport = name
             .parse()
             .or_else(|text: String| problem("transports", text))?;
-        let (name, params) = match &transport {
-            Transport::Graft(Graft { name, params, .. }) => (name.as_str(), &params[..]),
-            Transport::Hook(carrier) => match carrier.strip_prefix("graft:") {
-                Some(name) => (name, &[][..]),
-                None => return Ok(transport),
-            },
-            _ => return Ok(transport),
+        let Some(graft) = transport.graft() else {
+            return Ok(transport);
         };
+        let (name, params) = (graft.name.as_str(), &graft.params);
         refuse_params("transports", name, |known| {
             let fits = |(key, setting): &&(String, Setting)| {
                 let fits = |p: &Parameter| match setting {
                     Setting::Number(number) => (p.least..=p.most).contains(number),
-                    Setting::Path => p.name == WINDOW,
+                    Setting::Path => [WINDOW, RATE].contains(&p.name.as_str()),
                 };
                 known.iter().find(|p| p.name == *key).is_some_and(fits)
             };
             let wrong = params.iter().find(|param| !fits(param));
             wrong.map(|(key, _)| key.clone())
         })?;
-        if matches!(transport, Transport::Hook(_)) && !is_stream(name) {
+        if transport.is_hook() && !is_stream(name) {
             let text = format!("the graft \"{name}\" carries no streams, so no hooked ones");
             return problem("transports", text);
         }
@@ -267,6 +271,7 @@ fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
         ("response_bytes", table.response_bytes.is_some()),
         ("count", table.count.is_some()),
         ("rate_mbit", table.rate_mbit.is_some()),
+        ("rate_share", table.rate_share.is_some()),
         ("seconds", table.seconds.is_some()),
         ("start_s", table.start_s.is_some()),
         ("app", table.app.is_some()),
@@ -275,7 +280,7 @@ fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
     let valid: &[&str] = match table.kind.as_str() {
         "file" => &["bytes", "seconds_worth", "app", "direction"],
         "request-response" => &["request_bytes", "response_bytes", "count"],
-        "stream" => &["rate_mbit", "seconds"],
+        "stream" => &["rate_mbit", "rate_share", "seconds"],
         "flows" => &["count", "bytes", "seconds"],
         "compete" => &["seconds", "start_s"],
         other => {
@@ -312,7 +317,7 @@ fn workloads(
     match table.kind.as_str() {
         "file" => files(table, link),
         "request-response" => requests(table),
-        "stream" => streams(table),
+        "stream" => streams(table, link),
         "flows" => flows(table),
         _ => competitions(table, transports),
     }
@@ -395,15 +400,28 @@ fn requests(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
     Ok(counts.into_iter().map(workload).collect())
 }
 
-fn streams(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+fn streams(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
     let Some(seconds) = seconds(table)? else {
         return missing(table, "seconds");
     };
-    let rate_mbit = table.rate_mbit.unwrap_or(0.0);
-    if !(0.0..=100_000.0).contains(&rate_mbit) {
+    let mut rates: Vec<f64> = table.rate_mbit.into_iter().collect();
+    if let Some(share) = table.rate_share {
+        if !(share > 0.0 && share <= 1.0 && link.rate_mbit > 0.0) {
+            return problem(
+                "rate_share",
+                "is above 0 and at most 1, of a link with a rate",
+            );
+        }
+        rates.push(share * link.rate_mbit);
+    }
+    if rates.is_empty() {
+        rates.push(0.0);
+    }
+    if rates.iter().any(|rate| !(0.0..=100_000.0).contains(rate)) {
         return problem("rate_mbit", "is not between 0 and 100,000");
     }
-    Ok(vec![Workload::Stream { rate_mbit, seconds }])
+    let workload = |rate_mbit| Workload::Stream { rate_mbit, seconds };
+    Ok(rates.into_iter().map(workload).collect())
 }
 
 fn flows(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
@@ -535,22 +553,34 @@ fn check(cell: &Cell) -> Result<(), Problem> {
                 format!("{transport} measures \"down\" only, as do curl and what may lose packets");
             return problem("direction", text);
         }
+        if matches!(transport, Transport::Gateway(_)) && cell.core.is_none() {
+            let text = format!("{transport} needs a table [core]: the link behind the gateway");
+            return problem("transports", text);
+        }
         if let Transport::Rule { name, .. } = transport
             && !cell.rules.contains_key(name)
         {
             let text = format!("{transport} needs a table [rules.{name}]");
             return problem("transports", text);
         }
-        if loses && !matches!(cell.workload, Workload::File { .. }) {
-            let text = format!("{transport} may lose packets, so it carries only \"file\"");
+        let is_paced =
+            matches!(cell.workload, Workload::Stream { rate_mbit, .. } if rate_mbit > 0.0);
+        let is_graft = matches!(transport, Transport::Graft(_));
+        if loses && !matches!(cell.workload, Workload::File { .. }) && !(is_paced && is_graft) {
+            let text = format!(
+                "{transport} may lose packets, so it carries only \"file\", and a graft \"stream\" at a rate"
+            );
             return problem("transports", text);
         }
-        if let Transport::Graft(graft) = transport
+        if let Some(graft) = transport.graft()
             && graft.params.iter().any(|(_, s)| *s == Setting::Path)
             && (cell.link.bdp_bytes() == 0 || !cell.timeline.is_empty())
         {
             let text = "a path without a rate of its own, or with a timeline, deserves no window";
             return problem("transports", text);
+        }
+        if cell.curl && cell.core.is_some() {
+            return problem("app", "curl crosses one link only: leave out [core]");
         }
         if cell.curl
             && (transport.is_lossy_hook()
