@@ -93,7 +93,7 @@ fn bench__a_gateway_between_two_links() {
         .output()
         .expect("vtl runs");
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    // Bytes that were not carried by VTL over the first link would have failed it.
+    // Bytes of which less than half were carried by VTL over the first link would have failed it.
     assert!(output.status.success(), "{words}");
     let rows = fs::read_to_string(directory.join("rows.json")).expect("rows");
     let rows: Vec<Value> = serde_json::from_str(&rows).expect("JSON");

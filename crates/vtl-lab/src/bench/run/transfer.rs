@@ -397,9 +397,12 @@ impl<'a> Stage<'a> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
         };
-        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection.
+        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection, and so do those that a
+        // gateway has before the carrier is agreed on.
         let bytes = rows.iter().map(|row| row.bytes).sum();
+        let has_gateway = rows.iter().any(|row| row.transport.starts_with("gateway:"));
         let expected = match self.cell.known {
+            true if has_gateway => bytes / 2,
             true => bytes,
             false if bytes < SMALL => 0,
             false => bytes / 2,
