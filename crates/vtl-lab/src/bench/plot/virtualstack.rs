@@ -111,12 +111,14 @@ fn bars(rows: &[&Row], unit: &str, value: impl Fn(&Row) -> Option<f64>) -> Vec<B
     names.into_iter().filter_map(bar).collect()
 }
 
-/// Figures 7 and 8: processor time of a packet, in a host's stack or in a gateway, with the wake-ups beside it.
+/// Figures 7 and 8: processor time of a packet, in a host's stack or in a gateway, with the wake-ups beside it; under load,
+/// and at a rate, where most packets wake somebody.
 pub(super) fn cost(title: &str, rows: &[&Row]) -> Option<Bars> {
     // Where an emulator delivers packets one by one, they cost more.
     let bulk = rows.iter().copied();
     let bulk: Vec<&Row> = bulk
-        .filter(|r| r.profile == "wire" && r.server_vtld_cpu_s.is_some() && r.bytes > 0)
+        .filter(|r| r.profile == "wire" && ["file", "stream"].contains(&r.workload))
+        .filter(|r| r.server_vtld_cpu_s.is_some() && r.bytes > 0)
         .collect();
     let packets = |r: &Row| r.bytes as f64 / PACKET;
     let (through, to): (Vec<&Row>, Vec<&Row>) = bulk
@@ -124,12 +126,12 @@ pub(super) fn cost(title: &str, rows: &[&Row]) -> Option<Bars> {
         .copied()
         .partition(|r| r.transport.starts_with("gateway:"));
     let mut panels = Vec::new();
-    let mut add = |rows: &[&Row], what: &str, aim, value: fn(&Row) -> Option<f64>| {
-        for direction in distinct(rows.iter().map(|r| r.direction)) {
+    let mut add = |rows: &[&Row], what: &str, aim: Option<f64>, value: fn(&Row) -> Option<f64>| {
+        for (direction, offered) in distinct(rows.iter().map(|r| (r.direction, r.offered_mbit))) {
             let here: Vec<&Row> = rows
                 .iter()
                 .copied()
-                .filter(|r| r.direction == direction)
+                .filter(|r| (r.direction, r.offered_mbit) == (direction, offered))
                 .collect();
             let mut bars = bars(&here, "µs", |r| Some(value(r)? * 1e6 / packets(r)));
             for bar in &mut bars {
@@ -141,10 +143,12 @@ pub(super) fn cost(title: &str, rows: &[&Row]) -> Option<Bars> {
                 }
             }
             let direction = direction.map_or(String::new(), |way| format!(", {way}"));
+            let load = offered.map_or("under load".to_owned(), |mbit| format!("at {mbit} Mbit/s"));
             panels.push(Panel {
-                title: format!("{what}{direction}"),
+                title: format!("{what}, {load}{direction}"),
                 bars,
-                aim,
+                // What is asked for is asked for under load.
+                aim: aim.filter(|_| offered.is_none()),
             });
         }
     };
