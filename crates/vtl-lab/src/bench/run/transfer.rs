@@ -397,12 +397,12 @@ impl<'a> Stage<'a> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
         };
-        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection, and so do those that a
-        // gateway has before the carrier is agreed on.
+        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection, and so do those that are
+        // there before the carrier is agreed on: in a gateway, or the first block of a stream at a rate.
         let bytes = rows.iter().map(|row| row.bytes).sum();
         let has_gateway = rows.iter().any(|row| row.transport.starts_with("gateway:"));
         let expected = match self.cell.known {
-            true if has_gateway => bytes / 2,
+            true if has_gateway || rows.iter().any(|row| row.offered_mbit.is_some()) => bytes / 2,
             true => bytes,
             false if bytes < SMALL => 0,
             false => bytes / 2,
