@@ -572,11 +572,18 @@ fn check(cell: &Cell) -> Result<(), Problem> {
             );
             return problem("transports", text);
         }
-        if let Some(graft) = transport.graft()
-            && graft.params.iter().any(|(_, s)| *s == Setting::Path)
-            && (cell.link.bdp_bytes() == 0 || !cell.timeline.is_empty())
+        let has_none = |(name, setting): &(String, Setting)| {
+            let lacks = match name.as_str() {
+                RATE => cell.link.rate_mbit <= 0.0,
+                _ => cell.link.bdp_bytes() == 0,
+            };
+            *setting == Setting::Path && (lacks || !cell.timeline.is_empty())
+        };
+        if transport
+            .graft()
+            .is_some_and(|graft| graft.params.iter().any(has_none))
         {
-            let text = "a path without a rate of its own, or with a timeline, deserves no window";
+            let text = "a path without a rate of its own, or with a timeline, deserves no window and no rate";
             return problem("transports", text);
         }
         if cell.curl && cell.core.is_some() {
