@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use serde::Serialize;
-use vtl_control::{CarrierSpec, Client, Deployed, HookAdded, HookTarget, Request, Status};
+use vtl_control::{CarrierSpec, Client, Deployed, Done, HookAdded, HookTarget, Request, Status};
 use vtl_proto::carrier::Kind;
 use vtl_testbed::{Host, Testbed};
 
+use crate::bench::effort::Effort;
 use crate::child::{Background, peak_kb, pin, resident_kb};
 use crate::interrupt::Interrupt;
 use crate::programs::Programs;
@@ -31,7 +32,7 @@ pub(crate) struct Options {
     pub(crate) cores: Option<[usize; 2]>,
 }
 
-/// Two running daemons.
+/// Two running daemons: that of the client, and that of the server or of a gateway before it.
 #[derive(Debug)]
 pub(crate) struct Daemons {
     client_socket: PathBuf,
@@ -54,8 +55,34 @@ impl Daemons {
         logs: &Path,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
+        Self::start_apart(
+            [testbed, testbed],
+            programs,
+            options,
+            scratch,
+            logs,
+            interrupt,
+        )
+    }
+
+    /// As [`start`](Self::start), the client in one testbed and the server in another one.
+    ///
+    /// # Errors
+    /// One of them does not start: then with its last words.
+    pub(crate) fn start_apart(
+        [of_client, of_server]: [&Testbed; 2],
+        programs: &Programs,
+        options: &Options,
+        scratch: &Path,
+        logs: &Path,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
         let spawn = |host: Host, socket: &Path| -> anyhow::Result<Background> {
             let log = std::fs::File::create(log_of(logs, host))?;
+            let testbed = match host {
+                Host::Client => of_client,
+                Host::Server | Host::Router => of_server,
+            };
             let mut command = testbed.command(host, &programs.vtld)?;
             command
                 .arg("--socket")
@@ -124,6 +151,25 @@ impl Daemons {
         Ok(())
     }
 
+    /// Has the other daemon be a gateway: it carries the connections that come from the client over this interface.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub(crate) fn gateway(
+        &self,
+        interface: &str,
+        carrier: Option<String>,
+    ) -> Result<(), vtl_control::Error> {
+        let add = Request::GatewayAdd {
+            interface: interface.to_owned(),
+            to: Vec::new(),
+            ports: Vec::new(),
+            carrier,
+        };
+        let _: Done = Client::connect_bounded(&self.server_socket)?.call(&add)?;
+        Ok(())
+    }
+
     /// Puts a graft of the pool into both kernels, where vtld would otherwise load it for the first
     /// session that asks for it.
     ///
@@ -181,6 +227,11 @@ impl Daemons {
             client: status(&self.client_socket)?,
             server: status(&self.server_socket)?,
         })
+    }
+
+    /// What each has done so far: the client's, and the other.
+    pub(crate) fn efforts(&self) -> [Effort; 2] {
+        [&self.client, &self.server].map(|daemon| Effort::of(daemon.pid()))
     }
 
     /// The most memory that both together had resident, KiB.

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::link::{BadLink, Link, Slots};
+use crate::link::{BadLink, Link};
+use crate::medium::Medium;
 
 /// A link with a name. None of them loses packets by itself: loss is a parameter of the experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,16 +71,13 @@ impl Profile {
 /// link is 40 ms.
 fn lte() -> Link {
     const RTT_MS: f64 = 40.0;
-    let slots = Slots {
-        min_ms: 2.0,
-        max_ms: 8.0,
-    };
-    let (low, high) = (slots.min_ms, slots.max_ms);
+    let slots = Medium::Lte.slots();
+    let (low, high) = slots.map_or((0.0, 0.0), |slots| (slots.min_ms, slots.max_ms));
     let mean = f64::midpoint(low, high);
     let mean_square = (low * low + low * high + high * high) / 3.0;
     let wait = mean_square / (2.0 * mean);
     Link {
-        slots: Some(slots),
+        slots,
         ..Link::new(RTT_MS - 2.0 * wait, 20.0)
     }
 }

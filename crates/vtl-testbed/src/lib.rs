@@ -21,7 +21,7 @@
 //! # Ok::<(), vtl_testbed::Error>(())
 //! ```
 //!
-//! - `testbed`: creates, uses and removes testbeds;
+//! - `testbed`: creates, uses and removes testbeds; `chain`: two of them in a row;
 //! - `emulator`: the link, in user space; `packet_socket`: its frames; `control`: its control socket;
 //! - `netem`, `lossy_wire`: the link in the kernel instead;
 //! - `namespace`, `offload`: network namespaces, and offloads of devices;
@@ -32,6 +32,7 @@
 // Tests are named `function__case`.
 #![cfg_attr(test, allow(non_snake_case))]
 
+mod chain;
 mod control;
 mod emulator;
 mod error;
@@ -48,4 +49,4 @@ pub use emulator::Stats;
 pub use error::{Error, Result};
 pub use tcp::CongestionControl;
 pub use testbed::{Backend, Lifetime, Testbed};
-pub use vtl_link::{BadLink, DirectionStats, Host, Link, LossModel, Profile, Slots};
+pub use vtl_link::{BadLink, DirectionStats, Host, Link, LossModel, Medium, Profile, Slots};

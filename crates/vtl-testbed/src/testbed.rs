@@ -411,10 +411,10 @@ impl Drop for Watcher {
 }
 
 /// The network device of the client and of the server.
-const DEVICE: &str = "eth0";
+pub(crate) const DEVICE: &str = "eth0";
 
 /// Last byte of a host's addresses.
-fn number(host: Host) -> u8 {
+pub(crate) fn number(host: Host) -> u8 {
     match host {
         Host::Client => 1,
         Host::Server => 2,

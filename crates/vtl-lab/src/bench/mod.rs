@@ -3,6 +3,7 @@
 //! - [`plan`]: what to measure, from a TOML file;
 //! - [`mod@run`]: carries a plan out, one transfer after the other, each on a testbed of its own;
 //! - [`agent`]: the two ends of a transfer, processes in the testbed's namespaces;
+//! - [`effort`]: what daemons did meanwhile;
 //! - [`row`]: what a transfer came to; [`table`] and [`plot`] show rows to people;
 //! - [`mod@micro`]: what each program costs by itself;
 //! - [`mod@deploy`]: what deploying grafts and setting up sessions take; [`figure`]: how both say it;
@@ -11,6 +12,7 @@
 mod agent;
 mod cpu;
 mod deploy;
+pub(crate) mod effort;
 mod figure;
 mod load;
 mod micro;
@@ -65,6 +67,18 @@ pub(crate) enum BenchCommand {
         the rows so far are written, and nothing else is left behind."
     )]
     Run(RunArgs),
+    /// Draw rows that were written before, of several runs together
+    #[command(
+        after_help = "Example:\n  vtl bench draw today.json yesterday.json --plot target/bench"
+    )]
+    Draw {
+        /// What `vtl bench run --json` has written
+        #[arg(required = true, value_name = "ROWS.json")]
+        rows: Vec<PathBuf>,
+        /// Draw into this directory, as SVG
+        #[arg(long, value_name = "DIR")]
+        plot: PathBuf,
+    },
     /// Nanoseconds a packet of programs, transport functions and frames; microseconds to the wire
     #[command(
         after_help = "Takes less than a minute, on a machine that does nothing else. Needs root."
@@ -154,6 +168,7 @@ pub(crate) struct DeployArgs {
 pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Run(args) => measure(args),
+        BenchCommand::Draw { rows, plot } => draw(rows, plot),
         BenchCommand::Micro { json } => micro(json.as_deref()),
         BenchCommand::Deploy(args) => deploy(args),
         BenchCommand::Load(command) => load(command),
@@ -356,6 +371,22 @@ fn require_writable(args: &RunArgs) -> anyhow::Result<()> {
             .with_context(|| format!("cannot make the directory {}", directory.display()))?;
     }
     Ok(())
+}
+
+/// Draws the rows of these files, and prints their table.
+fn draw(files: &[PathBuf], directory: &Path) -> anyhow::Result<()> {
+    let mut all: Vec<Row> = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the rows {}", path.display()))?;
+        let rows: Vec<Row> = serde_json::from_str(&text)
+            .with_context(|| format!("{} has no rows of vtl bench run", path.display()))?;
+        all.extend(rows);
+    }
+    for file in plot::draw(directory, &all)? {
+        eprintln!("drawn: {}", file.display());
+    }
+    Ok(output::print(&table::table(&all))?)
 }
 
 /// Writes and draws rows where the user wants them.

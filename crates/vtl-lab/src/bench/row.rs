@@ -1,15 +1,20 @@
 //! What one transfer came to, for machines.
 
-use serde::Serialize;
-use vtl_testbed::Link;
+use serde::{Deserialize, Deserializer, Serialize, de};
+use vtl_testbed::{Link, Medium, Profile};
 
 use crate::bench::agent::Outcome;
+use crate::bench::effort::Effort;
 use crate::bench::plan::{Amount, Cell, Transport, Workload};
 use crate::provenance;
 
+/// A word of a column that has few. By this name, as serde takes a reference for a part of its input.
+pub(crate) type Word = &'static str;
+
 /// One transfer, or one of several that competed. Absent figures do not exist for this workload or
 /// transport. The meaning of each column is described in `bench/README.md`.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Row {
     /// The plan's name.
     pub(crate) plan: String,
@@ -18,15 +23,24 @@ pub(crate) struct Row {
     /// The kernel's release.
     pub(crate) kernel: String,
     /// The link's profile, or `custom`.
-    pub(crate) profile: &'static str,
-    /// Round-trip time, ms.
+    #[serde(deserialize_with = "word")]
+    pub(crate) profile: Word,
+    /// The link's medium, as the plan names it.
+    #[serde(deserialize_with = "word_if_any")]
+    pub(crate) medium: Option<Word>,
+    /// Round-trip time, ms; of the first link, if there are two.
     pub(crate) rtt_ms: f64,
     /// Rate, Mbit/s; 0: not limited.
     pub(crate) rate_mbit: f64,
     /// Mean loss in each direction, per cent.
     pub(crate) loss_pct: f64,
     /// `uniform` or `gilbert-elliott`.
-    pub(crate) loss_model: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub(crate) loss_model: Word,
+    /// Round-trip time of the second link, ms.
+    pub(crate) core_rtt_ms: Option<f64>,
+    /// Rate of the second link, Mbit/s; 0: not limited.
+    pub(crate) core_rate_mbit: Option<f64>,
     /// Packets that later ones overtake, per cent.
     pub(crate) reorder_pct: f64,
     /// Packets that may wait at the bottleneck.
@@ -36,17 +50,22 @@ pub(crate) struct Row {
     /// Whether the link changes during the transfer.
     pub(crate) timeline: bool,
     /// The workload's kind.
-    pub(crate) workload: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub(crate) workload: Word,
     /// Which way a file goes: `down`, `up`, or with one the other way at the same time, `down of both`, `up of both`.
-    pub(crate) direction: Option<&'static str>,
+    #[serde(deserialize_with = "word_if_any")]
+    pub(crate) direction: Option<Word>,
     /// Bytes asked for: of the file, of each flow, of a response.
     pub(crate) size: Option<u64>,
     /// Messages, or flows at the same time.
     pub(crate) count: Option<u32>,
     /// Seconds asked for.
     pub(crate) seconds: Option<f64>,
+    /// Mbit/s that the server's application sends at, if not as fast as it goes.
+    pub(crate) offered_mbit: Option<f64>,
     /// `curl`, or `endpoint` for this program's own ends.
-    pub(crate) app: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub(crate) app: Word,
     /// Whether an untimed transfer to the same peer came first.
     pub(crate) known: bool,
     /// Cores that both hosts had together, if that was limited.
@@ -95,6 +114,14 @@ pub(crate) struct Row {
     pub(crate) cpu_s: Option<f64>,
     /// The same for each 10^9 bytes.
     pub(crate) cpu_s_per_gb: Option<f64>,
+    /// Processor time of the client's daemon, s.
+    pub(crate) client_vtld_cpu_s: Option<f64>,
+    /// How often its threads slept.
+    pub(crate) client_vtld_wakeups: Option<u64>,
+    /// Processor time of the server's daemon, or of the gateway's, s.
+    pub(crate) server_vtld_cpu_s: Option<f64>,
+    /// How often its threads slept.
+    pub(crate) server_vtld_wakeups: Option<u64>,
     /// The most memory that endpoints and daemons had resident together, KiB.
     pub(crate) memory_peak_kb: Option<u64>,
     /// Time that half of the packets spent at the bottleneck at most, towards the client, ms.
@@ -127,15 +154,18 @@ pub(crate) struct Row {
 }
 
 /// The columns of the CSV form: all fields but the samples and the times of changes.
-pub(crate) const COLUMNS: [&str; 49] = [
+pub(crate) const COLUMNS: [&str; 57] = [
     "plan",
     "date",
     "kernel",
     "profile",
+    "medium",
     "rtt_ms",
     "rate_mbit",
     "loss_pct",
     "loss_model",
+    "core_rtt_ms",
+    "core_rate_mbit",
     "reorder_pct",
     "queue_packets",
     "seed",
@@ -145,6 +175,7 @@ pub(crate) const COLUMNS: [&str; 49] = [
     "size",
     "count",
     "seconds",
+    "offered_mbit",
     "app",
     "known",
     "cores",
@@ -170,6 +201,10 @@ pub(crate) const COLUMNS: [&str; 49] = [
     "retransmitted_pct",
     "cpu_s",
     "cpu_s_per_gb",
+    "client_vtld_cpu_s",
+    "client_vtld_wakeups",
+    "server_vtld_cpu_s",
+    "server_vtld_wakeups",
     "memory_peak_kb",
     "queue_p50_ms",
     "emulator_drops",
@@ -178,6 +213,41 @@ pub(crate) const COLUMNS: [&str; 49] = [
     "jain",
     "settings",
 ];
+
+/// The words of columns that have few.
+const WORDS: [&str; 15] = [
+    "custom",
+    "uniform",
+    "gilbert-elliott",
+    "file",
+    "request-response",
+    "stream",
+    "flows",
+    "compete",
+    "down",
+    "up",
+    "both",
+    "down of both",
+    "up of both",
+    "curl",
+    "endpoint",
+];
+
+fn word<'de, D: Deserializer<'de>>(from: D) -> Result<Word, D::Error> {
+    let text = String::deserialize(from)?;
+    let names = Profile::ALL.map(Profile::name).into_iter();
+    let names = names.chain(Medium::ALL.map(Medium::name)).chain(WORDS);
+    let mut found = names.filter(|word| *word == text);
+    found
+        .next()
+        .ok_or_else(|| de::Error::custom(format!("\"{text}\" is in no row of this version")))
+}
+
+fn word_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Word>, D::Error> {
+    #[derive(Deserialize)]
+    struct Known(#[serde(deserialize_with = "word")] Word);
+    Ok(Option::<Known>::deserialize(from)?.map(|Known(word)| word))
+}
 
 impl Row {
     /// The inputs of a transfer that has not happened yet.
@@ -200,10 +270,13 @@ impl Row {
             date: provenance::date(),
             kernel: provenance::kernel(),
             profile: cell.profile_name(),
+            medium: cell.medium.map(Medium::name),
             rtt_ms: cell.link.rtt_ms,
             rate_mbit: cell.link.rate_mbit,
             loss_pct: cell.link.loss_pct,
             loss_model: cell.loss_model(),
+            core_rtt_ms: cell.core.as_ref().map(|core| core.rtt_ms),
+            core_rate_mbit: cell.core.as_ref().map(|core| core.rate_mbit),
             reorder_pct: cell.link.reorder_pct,
             queue_packets: cell.link.queue_limit(),
             seed: seed(cell, run),
@@ -217,6 +290,10 @@ impl Row {
             size,
             count,
             seconds,
+            offered_mbit: match cell.workload {
+                Workload::Stream { rate_mbit, .. } if rate_mbit > 0.0 => Some(rate_mbit),
+                _ => None,
+            },
             app: if cell.curl { "curl" } else { "endpoint" },
             known: cell.known,
             cores: cell.cores,
@@ -281,6 +358,14 @@ impl Row {
         if self.bytes > 0 {
             self.cpu_s_per_gb = Some(seconds / (self.bytes as f64 / 1e9));
         }
+    }
+
+    /// Adds what the client's daemon did, and the server's or the gateway's.
+    pub(crate) fn daemons_did(&mut self, [client, server]: [Effort; 2]) {
+        self.client_vtld_cpu_s = Some(client.cpu_s);
+        self.client_vtld_wakeups = Some(client.wakeups);
+        self.server_vtld_cpu_s = Some(server.cpu_s);
+        self.server_vtld_wakeups = Some(server.wakeups);
     }
 
     /// The row as CSV, in the order of [`COLUMNS`].
@@ -465,6 +550,23 @@ mod tests {
         assert_eq!((rows[0].share, rows[1].share), (Some(0.75), Some(0.25)));
         assert_eq!(rows[0].jain, Some(0.8));
         assert_eq!(rows[1].link_share, Some(0.08));
+    }
+
+    #[test]
+    fn deserialize__what_was_written_and_rows_without_later_columns() {
+        let text = FILE.replace("rtt_ms", "medium = \"lte\"\nrtt_ms");
+        let cell = cell(&text);
+        let mut row = Row::new("p", &cell, &cell.transports[0], 2);
+        row.fct_s = Some(1.5);
+        let value = serde_json::to_value(&row).expect("serialises");
+        let back: Row = serde_json::from_value(value.clone()).expect("a row");
+        assert_eq!(serde_json::to_value(&back).expect("serialises"), value);
+        let mut old = value;
+        old.as_object_mut().expect("an object").remove("medium");
+        let back: Row = serde_json::from_value(old.clone()).expect("a row");
+        assert_eq!((back.medium, back.profile), (None, "custom"));
+        old["profile"] = "moon".into();
+        assert!(serde_json::from_value::<Row>(old).is_err());
     }
 
     #[test]

@@ -45,11 +45,14 @@ fn micros(us: f64) -> String {
 /// What is the same for rows that are one line of the table.
 fn key(row: &Row) -> String {
     format!(
-        "{} {} {} {} {} {} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {} {}",
+        "{} {} {:?} {} {} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {} {:?} {:?} {:?} {:?} {} {:?} {} {}",
         row.plan,
         row.profile,
+        row.medium,
         row.rtt_ms,
         row.rate_mbit,
+        row.core_rtt_ms,
+        row.offered_mbit,
         row.loss_pct,
         row.loss_model,
         row.direction,
@@ -75,6 +78,12 @@ fn conditions(row: &Row) -> String {
     if row.profile == "custom" {
         text = format!("{} Mbit/s {} ms", row.rate_mbit, row.rtt_ms);
     }
+    if let Some(medium) = row.medium {
+        let _ = write!(text, " {medium}");
+    }
+    if let Some(rtt_ms) = row.core_rtt_ms {
+        let _ = write!(text, " + {rtt_ms} ms");
+    }
     if row.loss_pct > 0.0 {
         let _ = write!(text, " {} %", row.loss_pct);
         if row.loss_model != "uniform" {
@@ -96,6 +105,9 @@ fn conditions(row: &Row) -> String {
         }
         (kind, _, _, Some(seconds)) => {
             let _ = write!(text, ", {kind} {seconds} s");
+            if let Some(mbit) = row.offered_mbit {
+                let _ = write!(text, " of {mbit} Mbit/s");
+            }
         }
         (kind, Some(bytes), ..) => {
             let _ = write!(text, ", {kind} {}", size(bytes));

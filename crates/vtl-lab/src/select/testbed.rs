@@ -56,6 +56,8 @@ impl Testbeds {
             name: id.name(),
             runs,
             cells: vec![Cell {
+                medium: None,
+                core: None,
                 // As the rows in virtual time are: of hosts that know each other.
                 known: matches!(transport, Transport::Hook(_)),
                 transports: vec![transport],

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use super::conn::{Conn, run_blocking};
 use super::graft::Session;
 use super::tcp::Tcp;
-use super::workload::{Progress, fetch, wait_at_gate};
+use super::workload::{Progress, fetch, now_ns, wait_at_gate};
 use super::{Order, Outcome, Protocol, READY, Work, aware, own_peak_kb, quic, say, udp};
 
 /// The distance between two samples of the progress.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// What is fetched from a peer to make it known where the workload is no file, bytes.
+/// What is fetched from a peer to make it known where the workload is no file, and at most where it is one, bytes.
 const GREETING: u64 = 4_096;
+const GREETING_MAX: u64 = 1 << 20;
 /// How long many connections may take to open.
 const OPENING: Duration = Duration::from_secs(60);
 
@@ -34,12 +35,13 @@ pub(super) fn run(order: &Order) -> anyhow::Result<()> {
     std::process::exit(0);
 }
 
-/// Fetches the file once, and waits until the path is quiet again.
+/// Fetches the file once, or its beginning, and waits until the path is quiet again.
 fn warm_up(order: &Order) -> io::Result<Option<quic::Client>> {
     let progress = Progress::new(0);
     progress.open_gate();
     let work = match order.work {
-        Work::File(_) | Work::Upload(_) => order.work,
+        Work::File(bytes) => Work::File(bytes.min(GREETING_MAX)),
+        Work::Upload(bytes) => Work::Upload(bytes.min(GREETING_MAX)),
         _ => Work::File(GREETING),
     };
     let mut ticket = None;
@@ -121,6 +123,9 @@ fn measure(order: &Order, warm: Option<quic::Client>) -> Outcome {
         error.get_or_insert(io::Error::other(why));
     }
     let cut = !complete && error.is_none() && !open_end;
+    if cut {
+        progress.record_missing(now_ns());
+    }
     let seconds = match progress.last_s() {
         Some(last) if complete => last,
         _ => start.elapsed().as_secs_f64(),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use vtl::{Error, Listener, Mode, Preference, Requirements, Services, Socket};
 
 use super::conn::{Conn, run_blocking};
-use super::workload::{Progress, fetch};
-use super::{ASK_EVERY, Order, QUESTION, Work};
+use super::workload::{Progress, REQUEST, fetch};
+use super::{ASK_EVERY, Order, Work, message};
 use crate::payload::{self, Checker};
 
 /// Packets read at a time.
@@ -60,25 +60,33 @@ impl Session {
         progress: &Progress,
     ) -> io::Result<()> {
         match work {
-            Work::File(bytes) if !self.is_stream() => {
-                self.fetch_messages(bytes, order.limit_s, progress)
+            Work::File(_) | Work::Stream { .. } if !self.is_stream() => {
+                self.fetch_messages(work, order.limit_s, progress)
             }
             work => run_blocking(fetch(self, work, progress)),
         }
     }
 
     /// Asks for bytes until some come, and counts what comes until the server has closed.
-    fn fetch_messages(&mut self, bytes: u64, limit_s: f64, progress: &Progress) -> io::Result<()> {
+    fn fetch_messages(&mut self, work: Work, limit_s: f64, progress: &Progress) -> io::Result<()> {
+        let bytes = match work {
+            Work::File(bytes) => bytes,
+            Work::Stream { rate_kbit, millis } => message::bytes(rate_kbit, millis),
+            Work::Upload(_) | Work::Messages { .. } => 0,
+        };
         let begun = Instant::now();
         let mut buffer = vec![0; self.0.max_message()];
         self.0.set_timeout(Some(ASK_EVERY));
         let mut ask = true;
         while progress.bytes() < bytes {
             if ask {
-                self.0.send_message(&bytes.to_le_bytes())?;
+                self.0.send_message(&work.encode())?;
             }
             match self.0.recv_message(&mut buffer) {
                 Ok(0) => break,
+                Ok(n) if matches!(work, Work::Stream { .. }) => {
+                    message::arrived(&buffer[..n], progress);
+                }
                 Ok(n) => {
                     // Every message is the payload from its beginning.
                     let mut checker = Checker::default();
@@ -94,11 +102,22 @@ impl Session {
     }
 
     /// Waits for a question, and sends as many bytes as it says at the link's rate, like any
-    /// application that nothing slows down.
+    /// application that nothing slows down; or the messages of a stream when they are due.
     pub(super) fn serve_messages(mut self, rate_mbit: f64) -> io::Result<()> {
-        let mut question = [0; QUESTION];
+        let mut question = [0; REQUEST];
         self.0.recv_message(&mut question)?;
-        let bytes = u64::from_le_bytes(question);
+        let bytes = match Work::decode(&question)? {
+            Work::File(bytes) => bytes,
+            Work::Stream { rate_kbit, millis } => {
+                message::pace(rate_kbit, millis, |message| {
+                    Ok(self.0.send_message(message)?)
+                })?;
+                return Ok(self.0.close()?);
+            }
+            Work::Upload(_) | Work::Messages { .. } => {
+                return Err(io::Error::other("it carries files and streams only"));
+            }
+        };
         let most = self.0.max_message() as u64;
         let ns_per_packet = if rate_mbit > 0.0 {
             (most + HEADERS) as f64 * 8e3 / rate_mbit

@@ -10,6 +10,7 @@ mod aware;
 mod client;
 mod conn;
 mod graft;
+mod message;
 mod quic;
 mod server;
 mod tcp;
@@ -118,7 +119,7 @@ pub(crate) enum Work {
         /// How many.
         count: u32,
     },
-    /// Whatever comes from the server until the time is over.
+    /// Whatever comes from the server until the time is over; at a rate, each message or block with its latency.
     Stream {
         /// The server's rate, kbit/s; 0: as fast as it goes.
         rate_kbit: u64,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::workload::Progress;
-use super::{ASK_EVERY, DATAGRAM, Order, QUESTION, SOCKET, Summary, Work, tcp};
+use super::workload::{Progress, REQUEST};
+use super::{ASK_EVERY, DATAGRAM, Order, SOCKET, Summary, Work, message, tcp};
 use crate::payload::{self, Checker};
 
 /// Bytes of a full datagram.
@@ -30,20 +30,32 @@ pub(super) fn fetch(order: &Order, progress: &Progress) -> io::Result<()> {
     socket.connect(order.address)?;
     let silence = ASK_EVERY + Duration::from_secs_f64(order.rtt_ms * 2e-3);
     socket.set_read_timeout(Some(silence))?;
-    let bytes = match order.work {
-        Work::File(bytes) => bytes,
-        Work::Upload(_) | Work::Stream { .. } | Work::Messages { .. } => u64::MAX,
+    let (bytes, is_paced) = match order.work {
+        Work::File(bytes) => (bytes, false),
+        Work::Stream { rate_kbit, millis } if rate_kbit > 0 => {
+            (message::bytes(rate_kbit, millis), true)
+        }
+        Work::Upload(_) | Work::Stream { .. } | Work::Messages { .. } => (u64::MAX, false),
     };
+    let question = match is_paced {
+        true => order.work,
+        false => Work::File(bytes),
+    };
+    let question = question.encode();
     let mut buffer = vec![0; 65_536];
     let started = Instant::now();
-    socket.send(&bytes.to_le_bytes())?;
+    socket.send(&question)?;
     loop {
         match socket.recv(&mut buffer) {
             Ok(n) => {
-                // Every datagram is the payload from its beginning.
-                let mut checker = Checker::default();
-                checker.check(&buffer[..n]);
-                progress.add(n as u64, checker.wrong());
+                if is_paced {
+                    message::arrived(&buffer[..n], progress);
+                } else {
+                    // Every datagram is the payload from its beginning.
+                    let mut checker = Checker::default();
+                    checker.check(&buffer[..n]);
+                    progress.add(n as u64, checker.wrong());
+                }
                 if progress.bytes() >= bytes {
                     return Ok(());
                 }
@@ -55,7 +67,7 @@ pub(super) fn fetch(order: &Order, progress: &Progress) -> io::Result<()> {
                 if started.elapsed().as_secs_f64() > order.limit_s {
                     return Err(io::Error::other("the server does not answer"));
                 }
-                socket.send(&bytes.to_le_bytes())?;
+                socket.send(&question)?;
             }
             Err(error) => return Err(error),
         }
@@ -98,11 +110,24 @@ impl Server {
 
 /// Waits for a question, and sends as many bytes as it says at the link's rate.
 fn send(socket: &UdpSocket, rate_mbit: f64, segmented: bool, sent: &AtomicU64) {
-    let mut question = [0; QUESTION];
+    let mut question = [0; REQUEST];
     let Ok((_, peer)) = socket.recv_from(&mut question) else {
         return;
     };
-    let bytes = u64::from_le_bytes(question);
+    let bytes = match Work::decode(&question) {
+        Ok(Work::File(bytes)) => bytes,
+        Ok(Work::Stream { rate_kbit, millis }) => {
+            // Cut into datagrams by the application: one message each.
+            let _ = setsockopt(socket, sockopt::UdpGsoSegment, &0);
+            let _ = message::pace(rate_kbit, millis, |message| {
+                let _ = socket.send_to(message, peer);
+                sent.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+            return;
+        }
+        Ok(Work::Upload(_) | Work::Messages { .. }) | Err(_) => return,
+    };
     // IP and UDP headers take their part of the link.
     let ns_per_datagram = if rate_mbit > 0.0 {
         (PAYLOAD + 28) as f64 * 8e3 / rate_mbit

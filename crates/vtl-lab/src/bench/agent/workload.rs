@@ -13,7 +13,7 @@ use super::conn::Conn;
 use crate::payload::{self, CHUNK, Checker};
 
 /// A request is five numbers of eight bytes: the kind, and what belongs to it.
-const REQUEST: usize = 40;
+pub(super) const REQUEST: usize = 40;
 /// The first bytes of a stream at a rate: when it began, in nanoseconds of the monotonic clock,
 /// which both ends share.
 const STAMP: usize = 8;
@@ -45,7 +45,7 @@ impl Work {
         bytes
     }
 
-    fn decode(bytes: &[u8; REQUEST]) -> io::Result<Self> {
+    pub(super) fn decode(bytes: &[u8; REQUEST]) -> io::Result<Self> {
         let mut numbers = [0; 5];
         for (number, from) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
             *number = u64::from_le_bytes(from.try_into().map_err(io::Error::other)?);
@@ -84,6 +84,17 @@ fn blocks(rate_kbit: u64) -> (u64, Duration) {
     (bytes, Duration::from_nanos(nanos))
 }
 
+/// What has not arrived yet of a stream at a rate, in nanoseconds of the clock that both ends share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// When the next block was due.
+    next: u64,
+    /// When the one behind the last would be.
+    end: u64,
+    /// From one to the next.
+    distance: u64,
+}
+
 /// How far a transfer has come, seen by the thread that times it. All connections add to it.
 pub(super) struct Progress {
     start: OnceLock<Instant>,
@@ -101,6 +112,7 @@ pub(super) struct Progress {
     /// When another graft took over, seconds.
     switches: Mutex<Vec<f64>>,
     latency: Mutex<Histogram<u64>>,
+    expected: Mutex<Option<Expected>>,
 }
 
 impl Progress {
@@ -120,6 +132,31 @@ impl Progress {
             last_ns: 0.into(),
             switches: Mutex::default(),
             latency: Mutex::new(latency),
+            expected: Mutex::default(),
+        }
+    }
+
+    /// Notes what of a stream is yet to come.
+    pub(super) fn expect(&self, expected: Expected) {
+        if let Ok(mut place) = self.expected.lock() {
+            *place = Some(expected);
+        }
+    }
+
+    /// Of a stream that is cut: the blocks that were due and have not arrived are as late as they are now, and later.
+    pub(super) fn record_missing(&self, now_ns: u64) {
+        let expected = self.expected.lock().ok().and_then(|mut place| place.take());
+        let Some(Expected {
+            mut next,
+            end,
+            distance,
+        }) = expected
+        else {
+            return;
+        };
+        while next < end.min(now_ns) {
+            self.record(now_ns - next);
+            next += distance.max(1);
         }
     }
 
@@ -185,7 +222,8 @@ impl Progress {
         self.switches.lock().map(|s| s.clone()).unwrap_or_default()
     }
 
-    fn record(&self, nanos: u64) {
+    /// Records a message's latency.
+    pub(super) fn record(&self, nanos: u64) {
         if let Ok(mut histogram) = self.latency.lock() {
             histogram.saturating_record(nanos.max(1));
         }
@@ -355,6 +393,11 @@ async fn follow<C: Conn>(
             arrived += 1;
         }
         progress.add(checker.bytes() - before, checker.wrong() - wrong);
+        progress.expect(Expected {
+            next: began + arrived * distance.as_nanos() as u64,
+            end: began + total as u64 * distance.as_nanos() as u64,
+            distance: distance.as_nanos() as u64,
+        });
     }
     Ok(())
 }
@@ -467,6 +510,21 @@ mod tests {
             assert_eq!(format!("{back:?}"), format!("{work:?}"));
         }
         assert!(Work::decode(&[0xff; REQUEST]).is_err());
+    }
+
+    #[test]
+    fn record_missing__what_was_due_and_no_more() {
+        let progress = Progress::new(0);
+        progress.expect(Expected {
+            next: 1_000_000,
+            end: 9_000_000,
+            distance: 1_000_000,
+        });
+        progress.record_missing(4_500_000);
+        // 3.5, 2.5, 1.5 and 0.5 ms late; nothing twice.
+        progress.record_missing(4_500_000);
+        let [p50, _, most] = progress.latency_us().expect("recorded");
+        assert!((p50 - 1_500.0).abs() < 10.0 && (most - 3_500.0).abs() < 10.0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod batches;
 mod composition;
 mod functions;
 mod programs;
+mod stacks;
 mod wake;
 
 use crate::bench::figure::{Figure, Sheet};
@@ -41,6 +42,9 @@ fn measure(
     say("programs");
     programs::run(&mut Sheet::new("program", "ns", all));
     interrupt.check()?;
+    say("stacks");
+    stacks::run(&mut Sheet::new("stack", "ns", all));
+    interrupt.check()?;
     say("transport functions");
     functions::run(&mut Sheet::new("function", "ns", all));
     interrupt.check()?;
@@ -58,11 +62,15 @@ fn measure(
 
 /// The tables for people.
 pub(crate) fn table(figures: &[Figure]) -> String {
-    const TITLES: [(&str, &str); 5] = [
+    const TITLES: [(&str, &str); 6] = [
         (
             "program",
             "Programs, by BPF_PROG_TEST_RUN: packets that change nothing are means, others medians of \
              single runs, which include reading the clock",
+        ),
+        (
+            "stack",
+            "From a payload of 1,440 bytes in the ring to the packet, by graft: medians of single runs",
         ),
         (
             "function",

@@ -1,95 +1,30 @@
 //! The file format of plans, and from it the cells.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 use std::path::Path;
 
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Visitor};
 use vtl_bpf::objects;
 use vtl_pool::object::{Description, Parameter};
 use vtl_proto::intf;
 use vtl_proto::services::Services;
-use vtl_testbed::{Link, LossModel, Profile};
+use vtl_testbed::Link;
 
+use super::link::{CoreTable, LinkTable, OneLink, core_link, links, timeline};
+use super::many::{Many, choices};
+use super::transport::{RATE, WINDOW};
 use super::{
-    Amount, Cell, Change, Direction, Error, Graft, Plan, Setting, Transport, Vtl, Workload,
+    Amount, Cell, Direction, Error, Plan, Setting, Transport, Vtl, Workload,
     rule::{self, RuleTable},
 };
 
 /// When a transfer is cut unless the plan says otherwise, seconds.
 const TIME_LIMIT_S: f64 = 60.0;
 /// The longest of all times in a plan, seconds.
-const LONGEST_S: f64 = 86_400.0;
+pub(super) const LONGEST_S: f64 = 86_400.0;
 /// The largest transfer, bytes.
 const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
 const MOST_FLOWS: u32 = 2_000;
-
-/// The parameter that may be set to what the path deserves.
-const WINDOW: &str = "window";
-
-/// One value or a list of them; a list multiplies the cells.
-#[derive(Clone, Debug)]
-enum Many<T> {
-    One(T),
-    List(Vec<T>),
-}
-
-/// By hand rather than as an untagged enum, whose errors do not say what was expected.
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OneOrList(PhantomData))
-    }
-}
-
-struct OneOrList<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrList<T> {
-    type Value = Many<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value or a list of values")
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Many<T>, E> {
-        T::deserialize(value.into_deserializer()).map(Many::One)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Many<T>, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(values)).map(Many::List)
-    }
-}
-
-impl<T: Clone> Many<T> {
-    fn list(&self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value.clone()],
-            Self::List(values) => values.clone(),
-        }
-    }
-}
-
-/// The values of a key that may be absent: then one absent value.
-fn choices<T: Clone>(many: Option<&Many<T>>) -> Vec<Option<T>> {
-    many.map_or_else(
-        || vec![None],
-        |many| many.list().into_iter().map(Some).collect(),
-    )
-}
 
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -98,38 +33,12 @@ struct PlanTable {
     runs: Option<u32>,
     cores: Option<Many<u8>>,
     link: LinkTable,
+    core: Option<CoreTable>,
     workload: WorkloadTable,
     #[serde(default)]
     vtl: VtlTable,
     #[serde(default)]
     rules: BTreeMap<String, RuleTable>,
-}
-
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinkTable {
-    profile: Option<Many<String>>,
-    rtt_ms: Option<f64>,
-    rate_mbit: Option<f64>,
-    queue_packets: Option<u32>,
-    loss_pct: Option<Many<f64>>,
-    loss_model: Option<Many<String>>,
-    reorder_pct: Option<f64>,
-    seed: Option<u64>,
-    #[serde(default)]
-    timeline: Vec<ChangeTable>,
-}
-
-#[derive(Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChangeTable {
-    at_s: f64,
-    rtt_ms: Option<f64>,
-    rate_mbit: Option<f64>,
-    queue_packets: Option<u32>,
-    loss_pct: Option<f64>,
-    loss_model: Option<String>,
-    reorder_pct: Option<f64>,
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -142,6 +51,7 @@ struct WorkloadTable {
     response_bytes: Option<u32>,
     count: Option<Many<u32>>,
     rate_mbit: Option<f64>,
+    rate_share: Option<f64>,
     seconds: Option<f64>,
     start_s: Option<Vec<f64>>,
     app: Option<String>,
@@ -244,8 +154,14 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
     if !(1..=1000).contains(&runs) {
         return problem("runs", format!("{runs} is not between 1 and 1,000"));
     }
+    let core = table.core.as_ref().map(core_link).transpose()?;
     let mut cells = Vec::new();
-    for (profile, link) in links(&table.link)? {
+    for OneLink {
+        profile,
+        medium,
+        link,
+    } in links(&table.link)?
+    {
         for workload in workloads(&table.workload, &link, transports.len())? {
             for known in choices(table.workload.known.as_ref()) {
                 for cores in choices(table.cores.as_ref()) {
@@ -253,6 +169,8 @@ fn build(name: &str, table: &PlanTable) -> Result<Plan, Problem> {
                         let cell = Cell {
                             transports: transports.clone(),
                             profile,
+                            medium,
+                            core: core.clone(),
                             timeline: timeline(&table.link, &link)?,
                             link: link.clone(),
                             workload: workload.clone(),
@@ -289,29 +207,25 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
         return problem("transports", "the list is empty");
     }
     let parse = |name: &String| {
-        let transport = name
+        let transport: Transport = name
             .parse()
             .or_else(|text: String| problem("transports", text))?;
-        let (name, params) = match &transport {
-            Transport::Graft(Graft { name, params, .. }) => (name.as_str(), &params[..]),
-            Transport::Hook(carrier) => match carrier.strip_prefix("graft:") {
-                Some(name) => (name, &[][..]),
-                None => return Ok(transport),
-            },
-            _ => return Ok(transport),
+        let Some(graft) = transport.graft() else {
+            return Ok(transport);
         };
+        let (name, params) = (graft.name.as_str(), &graft.params);
         refuse_params("transports", name, |known| {
             let fits = |(key, setting): &&(String, Setting)| {
                 let fits = |p: &Parameter| match setting {
                     Setting::Number(number) => (p.least..=p.most).contains(number),
-                    Setting::Path => p.name == WINDOW,
+                    Setting::Path => [WINDOW, RATE].contains(&p.name.as_str()),
                 };
                 known.iter().find(|p| p.name == *key).is_some_and(fits)
             };
             let wrong = params.iter().find(|param| !fits(param));
             wrong.map(|(key, _)| key.clone())
         })?;
-        if matches!(transport, Transport::Hook(_)) && !is_stream(name) {
+        if transport.is_hook() && !is_stream(name) {
             let text = format!("the graft \"{name}\" carries no streams, so no hooked ones");
             return problem("transports", text);
         }
@@ -348,95 +262,6 @@ fn time(key: &'static str, seconds: f64) -> Result<f64, Problem> {
     problem(key, format!("{seconds} is not a time up to {LONGEST_S} s"))
 }
 
-fn loss_model(name: &str) -> Result<LossModel, Problem> {
-    match name {
-        "uniform" => Ok(LossModel::Uniform),
-        "gilbert-elliott" => Ok(LossModel::BURSTS),
-        other => problem(
-            "loss_model",
-            format!("there is no \"{other}\": valid are \"uniform\", \"gilbert-elliott\""),
-        ),
-    }
-}
-
-fn links(table: &LinkTable) -> Result<Vec<(Option<Profile>, Link)>, Problem> {
-    if table.profile.is_none() && (table.rtt_ms.is_none() || table.rate_mbit.is_none()) {
-        return problem("link", "needs `profile`, or `rtt_ms` and `rate_mbit`");
-    }
-    let mut links = Vec::new();
-    for name in choices(table.profile.as_ref()) {
-        let profile: Option<Profile> = match name {
-            Some(name) => match name.parse() {
-                Ok(profile) => Some(profile),
-                Err(_) => {
-                    let all = Profile::ALL.map(Profile::name).join(", ");
-                    return problem(
-                        "profile",
-                        format!("there is no \"{name}\": valid are {all}"),
-                    );
-                }
-            },
-            None => None,
-        };
-        for loss in choices(table.loss_pct.as_ref()) {
-            for model in choices(table.loss_model.as_ref()) {
-                let mut link = profile.map_or_else(Link::default, Profile::link);
-                link.rtt_ms = table.rtt_ms.unwrap_or(link.rtt_ms);
-                link.rate_mbit = table.rate_mbit.unwrap_or(link.rate_mbit);
-                link.queue_packets = table.queue_packets.or(link.queue_packets);
-                link.loss_pct = loss.unwrap_or(link.loss_pct);
-                link.reorder_pct = table.reorder_pct.unwrap_or(link.reorder_pct);
-                link.seed = table.seed.unwrap_or(link.seed);
-                if let Some(model) = model {
-                    link.loss_model = loss_model(&model)?;
-                }
-                if let Err(error) = link.check() {
-                    return problem("link", error.0);
-                }
-                if link.direct && (link.rtt_ms > 0.0 || link.rate_mbit > 0.0) {
-                    return problem("profile", "`wire` has no delay and no rate of its own");
-                }
-                links.push((profile, link));
-            }
-        }
-    }
-    Ok(links)
-}
-
-fn timeline(table: &LinkTable, first: &Link) -> Result<Vec<Change>, Problem> {
-    let mut link = first.clone();
-    let mut last = 0.0;
-    let mut changes = Vec::new();
-    for change in &table.timeline {
-        if !(change.at_s >= last && change.at_s <= LONGEST_S) {
-            return problem(
-                "at_s",
-                "the entries of the timeline are not in order of time",
-            );
-        }
-        last = change.at_s;
-        if link.direct {
-            return problem("profile", "`wire` has nothing that a timeline could change");
-        }
-        link.rtt_ms = change.rtt_ms.unwrap_or(link.rtt_ms);
-        link.rate_mbit = change.rate_mbit.unwrap_or(link.rate_mbit);
-        link.queue_packets = change.queue_packets.or(link.queue_packets);
-        link.loss_pct = change.loss_pct.unwrap_or(link.loss_pct);
-        link.reorder_pct = change.reorder_pct.unwrap_or(link.reorder_pct);
-        if let Some(model) = &change.loss_model {
-            link.loss_model = loss_model(model)?;
-        }
-        if let Err(error) = link.check() {
-            return problem("at_s", error.0);
-        }
-        changes.push(Change {
-            at_s: change.at_s,
-            link: link.clone(),
-        });
-    }
-    Ok(changes)
-}
-
 /// Keys that belong to some kinds of workload only.
 fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
     let present = [
@@ -446,6 +271,7 @@ fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
         ("response_bytes", table.response_bytes.is_some()),
         ("count", table.count.is_some()),
         ("rate_mbit", table.rate_mbit.is_some()),
+        ("rate_share", table.rate_share.is_some()),
         ("seconds", table.seconds.is_some()),
         ("start_s", table.start_s.is_some()),
         ("app", table.app.is_some()),
@@ -454,7 +280,7 @@ fn refuse_strangers(table: &WorkloadTable) -> Result<(), Problem> {
     let valid: &[&str] = match table.kind.as_str() {
         "file" => &["bytes", "seconds_worth", "app", "direction"],
         "request-response" => &["request_bytes", "response_bytes", "count"],
-        "stream" => &["rate_mbit", "seconds"],
+        "stream" => &["rate_mbit", "rate_share", "seconds"],
         "flows" => &["count", "bytes", "seconds"],
         "compete" => &["seconds", "start_s"],
         other => {
@@ -491,7 +317,7 @@ fn workloads(
     match table.kind.as_str() {
         "file" => files(table, link),
         "request-response" => requests(table),
-        "stream" => streams(table),
+        "stream" => streams(table, link),
         "flows" => flows(table),
         _ => competitions(table, transports),
     }
@@ -574,15 +400,28 @@ fn requests(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
     Ok(counts.into_iter().map(workload).collect())
 }
 
-fn streams(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
+fn streams(table: &WorkloadTable, link: &Link) -> Result<Vec<Workload>, Problem> {
     let Some(seconds) = seconds(table)? else {
         return missing(table, "seconds");
     };
-    let rate_mbit = table.rate_mbit.unwrap_or(0.0);
-    if !(0.0..=100_000.0).contains(&rate_mbit) {
+    let mut rates: Vec<f64> = table.rate_mbit.into_iter().collect();
+    if let Some(share) = table.rate_share {
+        if !(share > 0.0 && share <= 1.0 && link.rate_mbit > 0.0) {
+            return problem(
+                "rate_share",
+                "is above 0 and at most 1, of a link with a rate",
+            );
+        }
+        rates.push(share * link.rate_mbit);
+    }
+    if rates.is_empty() {
+        rates.push(0.0);
+    }
+    if rates.iter().any(|rate| !(0.0..=100_000.0).contains(rate)) {
         return problem("rate_mbit", "is not between 0 and 100,000");
     }
-    Ok(vec![Workload::Stream { rate_mbit, seconds }])
+    let workload = |rate_mbit| Workload::Stream { rate_mbit, seconds };
+    Ok(rates.into_iter().map(workload).collect())
 }
 
 fn flows(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
@@ -714,22 +553,41 @@ fn check(cell: &Cell) -> Result<(), Problem> {
                 format!("{transport} measures \"down\" only, as do curl and what may lose packets");
             return problem("direction", text);
         }
+        if matches!(transport, Transport::Gateway(_)) && cell.core.is_none() {
+            let text = format!("{transport} needs a table [core]: the link behind the gateway");
+            return problem("transports", text);
+        }
         if let Transport::Rule { name, .. } = transport
             && !cell.rules.contains_key(name)
         {
             let text = format!("{transport} needs a table [rules.{name}]");
             return problem("transports", text);
         }
-        if loses && !matches!(cell.workload, Workload::File { .. }) {
-            let text = format!("{transport} may lose packets, so it carries only \"file\"");
+        let is_paced =
+            matches!(cell.workload, Workload::Stream { rate_mbit, .. } if rate_mbit > 0.0);
+        let is_graft = matches!(transport, Transport::Graft(_));
+        if loses && !matches!(cell.workload, Workload::File { .. }) && !(is_paced && is_graft) {
+            let text = format!(
+                "{transport} may lose packets, so it carries only \"file\", and a graft \"stream\" at a rate"
+            );
             return problem("transports", text);
         }
-        if let Transport::Graft(graft) = transport
-            && graft.params.iter().any(|(_, s)| *s == Setting::Path)
-            && (cell.link.bdp_bytes() == 0 || !cell.timeline.is_empty())
+        let has_none = |(name, setting): &(String, Setting)| {
+            let lacks = match name.as_str() {
+                RATE => cell.link.rate_mbit <= 0.0,
+                _ => cell.link.bdp_bytes() == 0,
+            };
+            *setting == Setting::Path && (lacks || !cell.timeline.is_empty())
+        };
+        if transport
+            .graft()
+            .is_some_and(|graft| graft.params.iter().any(has_none))
         {
-            let text = "a path without a rate of its own, or with a timeline, deserves no window";
+            let text = "a path without a rate of its own, or with a timeline, deserves no window and no rate";
             return problem("transports", text);
+        }
+        if cell.curl && cell.core.is_some() {
+            return problem("app", "curl crosses one link only: leave out [core]");
         }
         if cell.curl
             && (transport.is_lossy_hook()

@@ -1,6 +1,8 @@
 //! What to measure. The format is described in `bench/README.md`.
 
 mod file;
+mod link;
+mod many;
 mod rule;
 mod transport;
 
@@ -8,10 +10,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use vtl_testbed::{Link, LossModel, Profile};
+use vtl_testbed::{Link, LossModel, Medium, Profile};
 
 pub(crate) use rule::Rule;
-pub(crate) use transport::{Graft, Setting, Transport};
+pub(crate) use transport::{Setting, Transport};
 
 /// Why a plan was refused: file, line, and what is wrong.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +56,12 @@ pub(crate) struct Cell {
     pub(crate) transports: Vec<Transport>,
     /// The profile that the link came from, if any.
     pub(crate) profile: Option<Profile>,
+    /// What access to the link's medium adds, if the plan names one.
+    pub(crate) medium: Option<Medium>,
     /// The link.
     pub(crate) link: Link,
+    /// The link behind it, from a router, where a gateway may be, to the server.
+    pub(crate) core: Option<Link>,
     /// Changes of the link while a transfer runs, in order of time.
     pub(crate) timeline: Vec<Change>,
     /// What is transferred.
@@ -223,6 +229,11 @@ impl Cell {
         }
     }
 
+    /// The round-trip propagation delay from end to end, ms.
+    pub(crate) fn rtt_ms(&self) -> f64 {
+        self.link.rtt_ms + self.core.as_ref().map_or(0.0, |core| core.rtt_ms)
+    }
+
     /// The name of the link's loss model.
     pub(crate) fn loss_model(&self) -> &'static str {
         match self.link.loss_model {
@@ -259,6 +270,9 @@ impl fmt::Display for Cell {
             Some(profile) => write!(f, "{profile}")?,
             None => write!(f, "{} Mbit/s {} ms", self.link.rate_mbit, self.link.rtt_ms)?,
         }
+        if let Some(medium) = self.medium {
+            write!(f, " {medium}")?;
+        }
         if self.link.loss_pct > 0.0 {
             write!(f, " {} %", self.link.loss_pct)?;
             if self.link.loss_model != LossModel::Uniform {
@@ -275,7 +289,12 @@ impl fmt::Display for Cell {
             Workload::RequestResponse {
                 request, response, ..
             } => write!(f, ", {request}/{response} B")?,
-            Workload::Stream { seconds, .. } => write!(f, ", {seconds} s")?,
+            Workload::Stream { rate_mbit, seconds } => {
+                write!(f, ", {seconds} s")?;
+                if *rate_mbit > 0.0 {
+                    write!(f, " at {rate_mbit} Mbit/s")?;
+                }
+            }
             Workload::Flows { count, .. } => write!(f, ", {count} flows")?,
             Workload::Compete { seconds, .. } => write!(f, ", competing {seconds} s")?,
         }

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use vtl_testbed::LossModel;
+use vtl_testbed::{LossModel, Medium};
 
 use super::*;
 
@@ -381,4 +381,75 @@ fn read__every_plan_of_the_repository() {
         count += 1;
     }
     assert!(count > 0);
+}
+
+#[test]
+fn parse__media_rates_and_delays_multiply() {
+    let text = GOOD
+        .replace(
+            "profile = \"terrestrial\"",
+            "medium = [\"ethernet\", \"wifi\", \"lte\"]\nrtt_ms = [0, 20]\nrate_mbit = [1, 10]",
+        )
+        .replace(
+            "\"file\"\nbytes = 33554432",
+            "\"stream\"\nseconds = 2\nrate_mbit = 0.1\nrate_share = 0.8",
+        );
+    let cells = parse(&text).expect("valid").cells;
+    assert_eq!(cells.len(), 3 * 2 * 2 * 2);
+    let of = |medium: Medium| cells.iter().find(|c| c.medium == Some(medium));
+    let model = |medium| of(medium).expect("there").link.loss_model;
+    assert_eq!(model(Medium::Ethernet), LossModel::Uniform);
+    assert_eq!(model(Medium::Wifi), LossModel::BURSTS);
+    let slots = of(Medium::Lte).expect("there").link.slots;
+    assert_eq!(slots, Medium::Lte.slots());
+    let rates = cells.iter().map(|c| match c.workload {
+        Workload::Stream { rate_mbit, .. } => (c.link.rate_mbit, rate_mbit),
+        _ => unreachable!(),
+    });
+    let rates: Vec<_> = rates.collect();
+    assert!(rates.contains(&(10.0, 8.0)) && rates.contains(&(1.0, 0.1)));
+    for (from, to, about) in [
+        ("\"wifi\"", "\"lora\"", "there is no medium \"lora\""),
+        ("rate_share = 0.8", "rate_share = 2", "rate_share"),
+        ("[1, 10]", "[0, 10]", "rate_share"),
+    ] {
+        let error = parse(&text.replace(from, to)).expect_err(about).to_string();
+        assert!(error.contains(about), "{error}");
+    }
+}
+
+#[test]
+fn parse__a_gateway_needs_a_link_behind_it() {
+    let gateway = GOOD.replace("\"graft:stream\"", "\"gateway:graft:udp-plus?rate=path\"");
+    let error = parse(&gateway).expect_err("refused").to_string();
+    assert!(error.contains("needs a table [core]"), "{error}");
+    let core = "[core]\nrtt_ms = 20\nrate_mbit = 1000\n";
+    let cell = &parse(&(gateway.clone() + core)).expect("valid").cells[0];
+    assert_eq!(cell.rtt_ms(), 120.0);
+    let wire = &parse(&(gateway.clone() + "[core]\n")).expect("valid").cells[0];
+    assert!(wire.core.as_ref().is_some_and(|core| core.direct));
+    for (core, about) in [
+        ("[core]\nrtt_ms = 20\n", "or neither"),
+        ("[core]\nrtt_ms = -1\nrate_mbit = 1\n", "RTT"),
+    ] {
+        let error = parse(&(gateway.clone() + core)).expect_err(about);
+        assert!(error.to_string().contains(about), "{error}");
+    }
+    let lossy = gateway.replace("udp-plus?rate=path", "dccp-ccid2") + "[core]\n";
+    assert!(parse(&lossy).is_err(), "a gateway carries streams");
+    let curl = gateway.replace("kind = \"file\"", "kind = \"file\"\napp = \"curl\"") + "[core]\n";
+    assert!(parse(&curl).is_err());
+}
+
+#[test]
+fn parse__grafts_that_lose_carry_files_and_streams_at_a_rate() {
+    let text = GOOD.replace("graft:stream", "graft:dccp-ccid2");
+    let stream = |rate: &str| {
+        let workload = format!("\"stream\"\nseconds = 2\n{rate}");
+        text.replace("\"file\"\nbytes = 33554432\n", &workload)
+    };
+    assert!(parse(&text).is_ok());
+    assert!(parse(&stream("rate_mbit = 1\n")).is_ok());
+    let error = parse(&stream("")).expect_err("refused").to_string();
+    assert!(error.contains("may lose packets"), "{error}");
 }

@@ -20,6 +20,8 @@ pub(crate) enum Transport {
     Graft(Graft),
     /// A TCP program captured by the Hooker, and what it travels by, as `vtl run --carrier` names it.
     Hook(String),
+    /// The same, to a server beyond a gateway that goes on by TCP: of two links it crosses the first.
+    Gateway(String),
     /// As a rule of the plan says: of an unmodified TCP program captured by the Hooker, or of an aware one that follows it.
     Rule {
         /// The rule's name.
@@ -48,10 +50,14 @@ pub(crate) struct Graft {
 pub(crate) enum Setting {
     /// This.
     Number(u32),
-    /// As many packets as fit onto the path: one bandwidth-delay product, at least the thesis's 16.
+    /// What the path deserves. Of a window as many packets as fit onto it: one bandwidth-delay product, at least the
+    /// thesis's 16. Of a rate the link's.
     Path,
 }
 
+/// Parameters that may be what the path deserves.
+pub(super) const WINDOW: &str = "window";
+pub(super) const RATE: &str = "rate";
 /// A window that is smaller than this would not be the path's, but the timers'.
 const LEAST_WINDOW: u64 = 16;
 /// Bytes of a full packet.
@@ -61,12 +67,17 @@ impl Graft {
     /// The parameters on a link.
     pub(crate) fn params_on(&self, link: &Link) -> Vec<(String, u32)> {
         let window = link.bdp_bytes().div_ceil(PACKET).max(LEAST_WINDOW);
-        let number = |setting: &Setting| match setting {
+        let path = |name: &str| match name {
+            RATE => (link.rate_mbit * 1e3) as u32,
+            _ => u32::try_from(window).unwrap_or(u32::MAX),
+        };
+        let number = |name: &str, setting: &Setting| match setting {
             Setting::Number(number) => *number,
-            Setting::Path => u32::try_from(window).unwrap_or(u32::MAX),
+            Setting::Path => path(name),
         };
         let params = self.params.iter();
-        params.map(|(name, s)| (name.clone(), number(s))).collect()
+        let param = |(name, setting): &(String, Setting)| (name.clone(), number(name, setting));
+        params.map(param).collect()
     }
 }
 
@@ -117,9 +128,13 @@ fn is_carrier(text: &str) -> bool {
         return stack.parse::<GraftSpec>().is_ok();
     }
     match text.strip_prefix("graft:") {
-        Some(name) => is_word(name),
+        Some(graft) => graft.parse::<Graft>().is_ok(),
         None => text == AUTO || Kind::named(text).is_some() || LOSSY.contains(&text),
     }
+}
+
+fn is_lossy(carrier: &str) -> bool {
+    LOSSY.contains(&carrier)
 }
 
 fn is_word(text: &str) -> bool {
@@ -132,7 +147,8 @@ fn names() -> String {
     let carriers = Kind::NAMED.map(Kind::name).into_iter().chain(LOSSY);
     let hooks = carriers.map(|carrier| format!(", hook:{carrier}"));
     "tcp-cubic, tcp-bbr, tcp-reno, quic, quic-bbr, udp, graft:NAME, graft:NAME?PARAMETER=VALUE, \
-     sealed:NAME, hook:auto, hook:graft:NAME, hook:stack:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME"
+     sealed:NAME, hook:auto, hook:graft:NAME, hook:stack:NAME, hook:tcp:CONTROL, hook:rule:NAME, graft:rule:NAME, \
+     gateway:CARRIER"
         .to_owned()
         + &hooks.collect::<String>()
 }
@@ -151,7 +167,7 @@ impl Transport {
             Self::Udp => 1472.0,
             Self::Graft(graft) if graft.sealed => 1424.0,
             Self::Graft(_) | Self::Rule { .. } => 1440.0,
-            Self::Hook(carrier) => match carrier.as_str() {
+            Self::Hook(carrier) | Self::Gateway(carrier) => match carrier.as_str() {
                 "quic" => 1432.0,
                 "sctp" => 1500.0 * 1152.0 / 1224.0,
                 "kcp" => 1500.0 * 1208.0 / 1260.0,
@@ -168,13 +184,43 @@ impl Transport {
     pub(crate) fn needs_daemons(&self) -> bool {
         matches!(
             self,
-            Self::Graft(_) | Self::Hook(_) | Self::Served(_) | Self::Rule { .. }
+            Self::Graft(_) | Self::Hook(_) | Self::Gateway(_) | Self::Served(_) | Self::Rule { .. }
         )
+    }
+
+    /// The graft that it goes over, if it names one.
+    pub(crate) fn graft(&self) -> Option<Graft> {
+        match self {
+            Self::Graft(graft) => Some(graft.clone()),
+            Self::Hook(carrier) | Self::Gateway(carrier) => {
+                carrier.strip_prefix("graft:")?.parse().ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// What a captured program asks for on a link, as `vtl run --carrier` names it.
+    pub(crate) fn carrier_on(&self, link: &Link) -> Option<String> {
+        let (Self::Hook(carrier) | Self::Gateway(carrier)) = self else {
+            return None;
+        };
+        Some(self.graft().map_or_else(
+            || carrier.clone(),
+            |graft| {
+                let params = graft.params_on(link).into_iter();
+                let params = params.map(|(name, value)| (name, Setting::Number(value)));
+                let params = params.collect();
+                format!("graft:{}", Graft { params, ..graft })
+            },
+        ))
     }
 
     /// Whether it is a captured program's.
     pub(crate) fn is_hook(&self) -> bool {
-        matches!(self, Self::Hook(_) | Self::Rule { aware: false, .. })
+        matches!(
+            self,
+            Self::Hook(_) | Self::Gateway(_) | Self::Rule { aware: false, .. }
+        )
     }
 
     /// The carrier that the server's port is hooked with, if it is: `Some(None)`, whichever clients
@@ -206,7 +252,7 @@ impl Transport {
     /// Whether it is a captured program's that gets what arrives, and not what is lost.
     pub(crate) fn is_lossy_hook(&self) -> bool {
         match self {
-            Self::Hook(carrier) => LOSSY.contains(&carrier.as_str()),
+            Self::Hook(carrier) => is_lossy(carrier),
             Self::Rule { aware, .. } => !aware,
             _ => false,
         }
@@ -223,6 +269,7 @@ impl fmt::Display for Transport {
             Self::Graft(graft) if graft.sealed => write!(f, "sealed:{graft}"),
             Self::Graft(graft) => write!(f, "graft:{graft}"),
             Self::Hook(name) => write!(f, "hook:{name}"),
+            Self::Gateway(name) => write!(f, "gateway:{name}"),
             Self::Rule { name, aware: false } => write!(f, "hook:rule:{name}"),
             Self::Rule { name, aware: true } => write!(f, "graft:rule:{name}"),
             Self::Served(control) => write!(f, "hook:tcp:{control}"),
@@ -258,6 +305,9 @@ impl FromStr for Transport {
                 Some(("hook", carrier)) if is_carrier(carrier) => {
                     Some(Self::Hook(carrier.to_owned()))
                 }
+                Some(("gateway", carrier)) if is_carrier(carrier) && !is_lossy(carrier) => {
+                    Some(Self::Gateway(carrier.to_owned()))
+                }
                 Some(("hook", carrier)) => carrier
                     .strip_prefix("tcp:")
                     .filter(|control| is_word(control))
@@ -288,6 +338,9 @@ mod tests {
             "sealed:stream",
             "sealed:go-back-n?window=64",
             "hook:graft:stream",
+            "hook:graft:udp-plus?rate=path",
+            "gateway:graft:stream",
+            "gateway:quic",
             "hook:auto",
             "hook:quic",
             "hook:sctp",
@@ -314,7 +367,9 @@ mod tests {
             "graft:?window=1",
             "graft:a?window",
             "graft:a?window=-1",
-            "hook:graft:stream?window=1",
+            "hook:graft:stream?window",
+            "gateway:udp",
+            "gateway:tcp",
             "",
         ] {
             let error = wrong.parse::<Transport>().expect_err("refused");
@@ -329,5 +384,8 @@ mod tests {
         // 1.25 MB under way, in packets of 1,500 bytes; and no less than the thesis's window.
         assert_eq!(window(100.0, 100.0), 834);
         assert_eq!(window(10.0, 16.0), 16);
+        let hook: Transport = "hook:graft:udp-plus?rate=path".parse().expect("valid");
+        let carrier = hook.carrier_on(&Link::new(40.0, 20.0));
+        assert_eq!(carrier.as_deref(), Some("graft:udp-plus?rate=20000"));
     }
 }

@@ -1,5 +1,6 @@
 //! Completion times of a plan in one figure: by size for every link and loss, as in the thesis's
-//! figure 3.14, and by loss for every link and size, as in its figure 4.9.
+//! figure 3.14, and by loss for every link and size, as in its figure 4.9; and whatever else has a panel for each link
+//! and loss.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,6 +17,8 @@ use crate::bench::row::Row;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
+/// Where no delay stands on a logarithmic axis, ms.
+pub(super) const NO_DELAY: f64 = 0.1;
 /// A panel, pixels.
 const PANEL: (u32, u32) = (360, 300);
 /// What the title takes of the height, pixels.
@@ -32,16 +35,19 @@ pub(super) enum By {
     Size,
     /// Per cent, a panel for each size.
     Loss,
+    /// Propagation delay, milliseconds, a panel for each loss.
+    Delay,
 }
 
 impl By {
     /// Where a row stands: on the horizontal axis, and in which panel of its link.
     fn place(self, row: &Row) -> Option<(f64, f64)> {
         let size = row.size? as f64;
-        Some(match self {
-            Self::Size => (size, row.loss_pct),
-            Self::Loss => (row.loss_pct, size),
-        })
+        match self {
+            Self::Size => Some((size, row.loss_pct)),
+            Self::Loss => Some((row.loss_pct, size)),
+            Self::Delay => None,
+        }
     }
 
     /// A value of the horizontal axis.
@@ -49,23 +55,28 @@ impl By {
         match self {
             Self::Size => size(value.round() as u64),
             Self::Loss => format!("{} %", plain(value)),
+            Self::Delay if value <= NO_DELAY => "0".to_owned(),
+            Self::Delay => format!("{} ms", plain(value)),
         }
     }
 
     /// A panel's name.
     fn panel(self, column: f64) -> String {
         match self {
-            Self::Size => format!("{column} % loss"),
+            Self::Size | Self::Delay => format!("{column} % loss"),
             Self::Loss => size(column.round() as u64),
         }
     }
 }
 
 /// One link at one loss, or of one size: seconds by the other.
-struct Panel {
-    link: String,
-    column: f64,
-    lines: Lines,
+pub(super) struct Panel {
+    /// The link, or what else its row of panels shows.
+    pub(super) link: String,
+    pub(super) column: f64,
+    /// Of the vertical axis.
+    pub(super) unit: &'static str,
+    pub(super) lines: Lines,
 }
 
 /// Links below each other, losses or sizes side by side.
@@ -91,17 +102,27 @@ impl Grid {
             Some(Panel {
                 link,
                 column: at,
+                unit: "seconds",
                 lines,
             })
         };
         let panels: Vec<Panel> = places.into_iter().filter_map(panel).collect();
+        Self::new(
+            format!("{title}: completion times; triangles: cut"),
+            by,
+            panels,
+        )
+    }
+
+    /// Of these panels, if there are two.
+    pub(super) fn new(title: String, by: By, panels: Vec<Panel>) -> Option<Self> {
         if panels.len() < 2 {
             return None;
         }
         let mut columns = distinct(panels.iter().map(|p| p.column));
         columns.sort_by(f64::total_cmp);
         Some(Self {
-            title: format!("{title}: completion times; triangles: cut"),
+            title,
             by,
             links: distinct(panels.iter().map(|p| p.link.clone())),
             columns,
@@ -136,7 +157,9 @@ impl Grid {
                 let area = &areas[at.expect("it is one of them")];
                 let (x, y) = (x.clone(), y.clone());
                 match self.by {
-                    By::Size => panel.draw(area, &palette, self.by, x.log_scale(), y)?,
+                    By::Size | By::Delay => {
+                        panel.draw(area, &palette, self.by, x.log_scale(), y)?
+                    }
                     // No room is left of nothing lost.
                     By::Loss => panel.draw(area, &palette, self.by, -0.2..x.end, y)?,
                 }
@@ -193,7 +216,7 @@ impl Panel {
             .build_cartesian_2d(x, y.log_scale())?;
         chart
             .configure_mesh()
-            .y_desc("seconds")
+            .y_desc(self.unit)
             .x_labels(5)
             .label_style(("sans-serif", 12))
             .axis_desc_style(("sans-serif", 13))
@@ -221,7 +244,7 @@ impl Panel {
 }
 
 /// Each value once, in the order in which they come.
-fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
     for value in values {
         if !all.contains(&value) {

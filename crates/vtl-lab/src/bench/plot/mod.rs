@@ -1,8 +1,10 @@
 //! Pictures of rows, as SVG.
 
+mod bars;
 mod grid;
 mod lines;
 mod palette;
+mod virtualstack;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,7 +30,7 @@ const SIZE: (u32, u32) = (960, 560);
 const WINDOW_S: f64 = 0.5;
 
 /// Draws what the rows allow: goodput by loss, completion time by size, goodput by the number of
-/// flows, and competing flows over time; and for all of a plan in one figure, completion times by
+/// flows, and competing flows over time; latency by delay, files over two links, and what packets cost; and for all of a plan in one figure, completion times by
 /// size for each loss, and by loss for each size. Returns the files.
 ///
 /// # Errors
@@ -57,7 +59,22 @@ pub(crate) fn draw(directory: &Path, rows: &[Row]) -> anyhow::Result<Vec<PathBuf
         add("flows", goodput_by_flows(&title, &rows))?;
         add("time", over_time(&title, &rows))?;
     }
+    for (name, title, rows) in by_condition(rows, Row::medium_name) {
+        if let Some(grid) = virtualstack::by_delay(&title, &rows) {
+            let path = place(&name, "delays");
+            grid.draw(&path).map_err(|error| failed(&path, &*error))?;
+        }
+    }
     for (name, title, rows) in by_condition(rows, |_| String::new()) {
+        for (bars, kind) in [
+            (virtualstack::composed(&title, &rows), "composed"),
+            (virtualstack::cost(&title, &rows), "cost"),
+        ] {
+            if let Some(bars) = bars {
+                let path = place(&name, kind);
+                bars.draw(&path).map_err(|error| failed(&path, &*error))?;
+            }
+        }
         for (by, kind) in [(By::Size, "sizes"), (By::Loss, "losses")] {
             if let Some(grid) = Grid::of(&title, &rows, by) {
                 let path = place(&name, kind);
@@ -391,9 +408,22 @@ impl Row {
     /// The link, as a part of a file's name.
     fn link_name(&self) -> String {
         match self.profile {
-            "custom" => format!("custom-{}mbit-{}ms", self.rate_mbit, self.rtt_ms),
+            "custom" => {
+                let medium = self.medium.map(|medium| format!("{medium}-"));
+                let medium = medium.unwrap_or_default();
+                format!("custom-{medium}{}mbit-{}ms", self.rate_mbit, self.rtt_ms)
+            }
             profile => profile.to_owned(),
         }
+    }
+
+    /// Medium and rate, as a part of a file's name: what links have in common whatever their delay.
+    fn medium_name(&self) -> String {
+        format!(
+            "{}-{}mbit",
+            self.medium.unwrap_or(self.profile),
+            self.rate_mbit
+        )
     }
 }
 

@@ -1,6 +1,7 @@
 //! One transfer, or several that compete, on a testbed of their own.
 
 use std::fs;
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +33,10 @@ const SMALL: u64 = 4 << 20;
 pub(super) struct Stage<'a> {
     pub(super) bench: &'a Bench,
     pub(super) cell: &'a Cell,
+    /// The link, and the hosts at its ends.
     pub(super) testbed: Testbed,
+    /// The link behind it, with the server at its end: the former's server is a router then.
+    core: Option<Testbed>,
     pub(super) daemons: Option<Daemons>,
 }
 
@@ -83,9 +87,20 @@ impl<'a> Stage<'a> {
         leg: &[Transport],
     ) -> anyhow::Result<Self> {
         let testbed = Testbed::up(&bench.testbed, link, Lifetime::Guarded)?;
+        let core = match &cell.core {
+            Some(link) => {
+                let name = format!("{}-core", bench.testbed);
+                let core = Testbed::up(&name, link, Lifetime::Guarded)?;
+                testbed.append(&core)?;
+                Some(core)
+            }
+            None => None,
+        };
         for transport in leg {
             for host in [Host::Client, Host::Server] {
-                testbed.tune_tcp(host, transport.host_control())?;
+                for testbed in iter::once(&testbed).chain(&core) {
+                    testbed.tune_tcp(host, transport.host_control())?;
+                }
             }
         }
         let wanted = cell.vtl.attached || leg.iter().any(Transport::needs_daemons);
@@ -96,8 +111,10 @@ impl<'a> Stage<'a> {
                 of_client: rules_of_client(cell, leg, &logs)?,
                 cores: cores(cell),
             };
-            let daemons = Daemons::start(
-                &testbed,
+            let has_gateway = matches!(leg, [Transport::Gateway(_), ..]);
+            let of_server = core.as_ref().filter(|_| !has_gateway);
+            let daemons = Daemons::start_apart(
+                [&testbed, of_server.unwrap_or(&testbed)],
                 &bench.programs,
                 &options,
                 &logs,
@@ -107,6 +124,13 @@ impl<'a> Stage<'a> {
             for transport in leg {
                 match transport {
                     Transport::Graft(graft) => daemons.deploy(&graft.name)?,
+                    gateway @ Transport::Gateway(_) => {
+                        if let Some(graft) = gateway.graft() {
+                            daemons.deploy(&graft.name)?;
+                        }
+                        let carrier = gateway.carrier_on(link);
+                        daemons.gateway(testbed.device(Host::Server), carrier)?;
+                    }
                     Transport::Rule { name, .. } => {
                         for graft in [&cell.rules[name].own, &cell.rules[name].then] {
                             daemons.deploy(&graft.name)?;
@@ -123,20 +147,28 @@ impl<'a> Stage<'a> {
             bench,
             cell,
             testbed,
+            core,
             daemons,
         })
+    }
+
+    /// Where a host is.
+    fn home(&self, host: Host) -> &Testbed {
+        let core = self.core.as_ref().filter(|_| host == Host::Server);
+        core.unwrap_or(&self.testbed)
     }
 
     /// This program on a host, captured if the transport is a hook.
     fn command(&self, host: Host, transport: &Transport) -> anyhow::Result<Command> {
         let lab = &self.bench.programs.lab;
-        let mut command = match (transport, &self.daemons, host) {
-            (Transport::Hook(carrier), Some(daemons), Host::Client) => {
+        let carrier = transport.carrier_on(&self.cell.link);
+        let mut command = match (carrier, &self.daemons, host) {
+            (Some(carrier), Some(daemons), Host::Client) => {
                 let programs = &self.bench.programs;
                 let lossy = transport.is_lossy_hook();
-                daemons.captured(&self.testbed, programs, Some(carrier), lossy, lab)?
+                daemons.captured(&self.testbed, programs, Some(&carrier), lossy, lab)?
             }
-            _ => self.testbed.command(host, lab)?,
+            _ => self.home(host).command(host, lab)?,
         };
         self.pin(&mut command, host);
         Ok(command)
@@ -150,7 +182,10 @@ impl<'a> Stage<'a> {
     }
 
     fn order(&self, side: Side, transport: &Transport, index: u16) -> Order {
-        let server = IpAddr::V4(self.testbed.addr4(Host::Server));
+        let server = IpAddr::V4(match &self.core {
+            Some(core) => core.addr4_beyond(Host::Server),
+            None => self.testbed.addr4(Host::Server),
+        });
         let host = match side {
             Side::Client => Host::Client,
             Side::Server => Host::Server,
@@ -169,7 +204,7 @@ impl<'a> Stage<'a> {
             known: self.cell.known,
             delay_s: delay_s.unwrap_or(0.0),
             limit_s: self.limit_s(),
-            rtt_ms: self.cell.link.rtt_ms,
+            rtt_ms: self.cell.rtt_ms(),
             rate_mbit: self.cell.link.rate_mbit,
         }
     }
@@ -180,7 +215,9 @@ impl<'a> Stage<'a> {
             Transport::Tcp(control) => Protocol::Tcp(Some((*control).to_owned())),
             // The programs of tcp-cubic, captured, or of one that can do without what is lost.
             hook if hook.is_lossy_hook() => Protocol::LossyTcp,
-            Transport::Hook(_) | Transport::Served(_) => Protocol::Tcp(Some("cubic".to_owned())),
+            Transport::Hook(_) | Transport::Gateway(_) | Transport::Served(_) => {
+                Protocol::Tcp(Some("cubic".to_owned()))
+            }
             Transport::Quic(control) => Protocol::Quic((*control).to_owned()),
             Transport::Udp => Protocol::Udp,
             Transport::Graft(graft) => Protocol::Graft {
@@ -238,7 +275,11 @@ impl<'a> Stage<'a> {
     fn limit_s(&self) -> f64 {
         match &self.cell.workload {
             // The last blocks arrive after the time is over.
-            Workload::Stream { seconds, .. } => seconds + GRACE_S / 2.0,
+            Workload::Stream { seconds, .. } => {
+                let most = seconds + GRACE_S / 2.0;
+                let limit = Some(self.cell.time_limit_s).filter(|limit| limit >= seconds);
+                limit.map_or(most, |limit| limit.min(most))
+            }
             Workload::Compete { seconds, .. }
             | Workload::Flows {
                 amount: Amount::Seconds(seconds),
@@ -273,6 +314,7 @@ impl<'a> Stage<'a> {
             client.go()?;
         }
         let mut memory = Memory::new(self.daemons.as_ref());
+        let before = self.daemons.as_ref().map(Daemons::efforts);
         let mut switch = Switch::new(self.daemons.as_ref(), &leg[0]);
         let mut outcomes: Vec<Outcome> = Vec::new();
         for (client, _) in &mut pairs {
@@ -286,6 +328,7 @@ impl<'a> Stage<'a> {
         }
         let memory_samples = memory.samples();
         let busy = since.busy_s();
+        let after = self.daemons.as_ref().map(Daemons::efforts);
         let again = self.vtl_retransmitted();
         let mut memory = self.daemons.as_ref().map_or(0, Daemons::peak_kb);
         for (((_, server), outcome), (transport, row)) in pairs
@@ -313,6 +356,9 @@ impl<'a> Stage<'a> {
             // Of all together: what competes cannot be told apart.
             row.cpu(busy);
             row.cpu_s_per_gb = (total > 0).then(|| busy / (total as f64 / 1e9));
+            if let (Some(before), Some(after)) = (before, after) {
+                row.daemons_did([after[0] - before[0], after[1] - before[1]]);
+            }
             row.memory_peak_kb = Some(memory);
             row.memory_samples.clone_from(&memory_samples);
             self.link_figures(row)?;
@@ -336,11 +382,13 @@ impl<'a> Stage<'a> {
             return Ok(());
         }
         let stats = self.testbed.stats()?;
+        let beyond = self.core.as_ref().map(Testbed::stats).transpose()?;
         if stats.down.rx_packets > 0 && self.cell.link.rate_mbit > 0.0 {
             row.queue_p50_ms = Some(stats.down.sojourn_p50_us as f64 / 1e3);
         }
         let lost = |d: &vtl_testbed::DirectionStats| d.host_drops + d.send_errors;
-        row.emulator_drops = lost(&stats.down) + lost(&stats.up);
+        let beyond = beyond.map_or(0, |stats| lost(&stats.down) + lost(&stats.up));
+        row.emulator_drops = lost(&stats.down) + lost(&stats.up) + beyond;
         Ok(())
     }
 
@@ -349,9 +397,12 @@ impl<'a> Stage<'a> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
         };
-        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection.
+        // The first bytes of a hooked flow to a new host go by the flow's own TCP connection, and so do those that are
+        // there before the carrier is agreed on: in a gateway, or the first block of a stream at a rate.
         let bytes = rows.iter().map(|row| row.bytes).sum();
+        let has_gateway = rows.iter().any(|row| row.transport.starts_with("gateway:"));
         let expected = match self.cell.known {
+            true if has_gateway || rows.iter().any(|row| row.offered_mbit.is_some()) => bytes / 2,
             true => bytes,
             false if bytes < SMALL => 0,
             false => bytes / 2,
