@@ -132,6 +132,7 @@ SECONDS=0
 during seeds 500 seeds
 during properties 300 properties
 once changes 300 FAILED test_of vtl-sim --test results -- --ignored results__of_thousands_of_changes
+once neighbours 200 FAILED test_of vtl-sim --test results -- --ignored results__beside_all_neighbours
 during fuzz 1 fuzz
 once sanitize 400 FAILED make sanitize
 during accidents 700 accidents

@@ -1,6 +1,8 @@
 //! Flows that share one bottleneck: sessions of the graft with each other, and with models of TCP,
 //! on a link that may change.
 
+use std::collections::VecDeque;
+
 use vtl_link::{Direction, Frame, Link, Nanos, Params, mark_ip};
 use vtl_proto::{intf, ip};
 
@@ -31,6 +33,8 @@ pub struct Flow {
     pub packets: u64,
     /// Traffic before the bulk. Models of TCP have the bulk at once.
     pub before: Before,
+    /// Round-trip time in addition to the link's, of the flow's own way to the bottleneck.
+    pub access: Nanos,
 }
 
 /// Traffic of a flow before its bulk: some packets at once, then small answers, one at a time.
@@ -68,6 +72,7 @@ impl Flow {
             start: 0,
             packets: u64::MAX / 2,
             before: Before::default(),
+            access: 0,
         }
     }
 
@@ -180,6 +185,8 @@ struct Run<'a> {
     contest: &'a Contest,
     links: [Direction<Packet>; 2],
     params: [Params; 2],
+    /// Packets of each flow on their way to the bottleneck, with the time of their arrival there.
+    access: Vec<VecDeque<(Nanos, Packet)>>,
     parties: Vec<Party>,
     queueing: Vec<u32>,
     /// Time of the latest packet with a short queueing time, and the longest interval between two
@@ -221,20 +228,23 @@ impl Contest {
             Kind::Vtl => {
                 let config = SessionConfig {
                     slots: self.slots,
-                    rtt_us: (self.link.rtt_ms * 1000.0) as u32,
+                    rtt_us: (self.link.rtt_ms * 1000.0) as u32 + (flow.access / 1000) as u32,
                     ..Default::default()
                 };
                 Party::Vtl(Box::new(Pair::new(&config, flow.start, i as u64)))
             }
             Kind::Tcp(model) => {
                 let seed = self.link.seed.wrapping_add(i as u64);
-                Party::Tcp(Box::new(Sender::new(model, flow.packets, seed)))
+                let rtt = (self.link.rtt_ms * MS as f64) as Nanos + flow.access;
+                let sender = Sender::new(model, flow.packets, seed).with_handshake(rtt);
+                Party::Tcp(Box::new(sender))
             }
         };
         Run {
             contest: self,
             links: params.clone().map(Direction::new),
             params,
+            access: vec![VecDeque::new(); self.flows.len()],
             parties: self.flows.iter().enumerate().map(party).collect(),
             queueing: Vec::new(),
             emptied: 0,
@@ -265,6 +275,7 @@ impl Run<'_> {
                     direction.set(self.now, params.clone());
                 }
             }
+            self.accesses();
             self.arrivals();
             let mut next = changes.peek().map_or(Nanos::MAX, |c| c.0);
             for (i, end) in ends.iter_mut().enumerate() {
@@ -272,6 +283,9 @@ impl Run<'_> {
                 if *end == 0 && self.parties[i].delivered() >= self.contest.flows[i].packets {
                     *end = self.now;
                 }
+            }
+            for (at, _) in self.access.iter().filter_map(VecDeque::front) {
+                next = next.min(*at);
             }
             for link in &self.links {
                 next = next.min(link.next_event().unwrap_or(Nanos::MAX));
@@ -304,7 +318,22 @@ impl Run<'_> {
             entered: self.now,
             load,
         };
-        self.links[from].push(self.now, packet);
+        match self.contest.flows[flow].access {
+            delay if from == 0 && delay > 0 => {
+                self.access[flow].push_back((self.now + delay, packet));
+            }
+            _ => self.links[from].push(self.now, packet),
+        }
+    }
+
+    /// Moves packets that have reached the bottleneck into its queue.
+    fn accesses(&mut self) {
+        for line in &mut self.access {
+            while let Some((at, mut packet)) = line.pop_front_if(|(at, _)| *at <= self.now) {
+                packet.entered = at;
+                self.links[0].push(self.now, packet);
+            }
+        }
     }
 
     fn arrivals(&mut self) {

@@ -6,6 +6,7 @@
 //! - [`sim`]: two hosts on the link model of `vtl-link`, in virtual time;
 //! - [`pair`]: one session of them, whose frames somebody else moves;
 //! - [`contest`]: flows that share a bottleneck, with [`models`] of TCP;
+//! - [`fairness`]: their shares of a bottleneck, over links, queues, losses and round trips;
 //! - [`change`]: paths that change under a transfer;
 //! - [`hostile`]: misbehaving applications and peers;
 //! - [`report`]: the table of results;
@@ -15,6 +16,7 @@
 pub mod app;
 pub mod change;
 pub mod contest;
+pub mod fairness;
 pub mod host;
 pub mod hostile;
 pub mod models;

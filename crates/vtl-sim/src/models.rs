@@ -68,6 +68,8 @@ pub struct Sender {
     /// First transmission after the latest reduction of the window.
     recover: u64,
     srtt: f64,
+    /// Round-trip time of the handshake, for the timeout before the first sample.
+    handshake: f64,
     /// Time of the latest acknowledgement.
     heard: Nanos,
     /// Earliest time of the next transmission.
@@ -140,6 +142,7 @@ impl Sender {
             round_end: 0,
             recover: 0,
             srtt: 0.0,
+            handshake: 0.0,
             heard: 0,
             pace_at: 0,
             left: segments,
@@ -148,6 +151,13 @@ impl Sender {
             latest: 0,
             probes: None,
         }
+    }
+
+    /// Sets the round-trip time of the handshake.
+    #[must_use]
+    pub fn with_handshake(mut self, rtt: Nanos) -> Self {
+        self.handshake = rtt as f64;
+        self
     }
 
     /// Adds tail loss probes (RFC 8985, section 7), losses told by time (section 6) and Linux's timeout. `rtt`: the
@@ -194,7 +204,14 @@ impl Sender {
 
     fn timeout_at(&self) -> Nanos {
         match &self.probes {
-            None => self.heard + (2.0 * self.srtt) as Nanos + 1_000_000_000,
+            None => {
+                let rtt = if self.srtt == 0.0 {
+                    self.handshake
+                } else {
+                    self.srtt
+                };
+                self.heard + (2.0 * rtt) as Nanos + 1_000_000_000
+            }
             Some(probes) => probes.timeout_at(self.heard.max(probes.sent), self.srtt),
         }
     }

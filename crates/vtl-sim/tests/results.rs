@@ -20,6 +20,24 @@ fn results__of_changes_are_those_committed() {
     compare("results/changes.txt", &vtl_sim::report::changes());
 }
 
+/// One link; the others: below.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "as above")]
+fn results__beside_neighbours_are_those_committed() {
+    let committed = include_str!("../results/fairness.txt");
+    let now = vtl_sim::fairness::section(0);
+    assert!(
+        committed.contains(&now),
+        "other shares than in results/fairness.txt:\n{now}"
+    );
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn results__beside_all_neighbours_are_those_committed() {
+    compare("results/fairness.txt", &vtl_sim::fairness::table());
+}
+
 /// Many random changes; SEEDS=FROM..TO: other ones.
 #[test]
 #[ignore = "takes minutes: make soak"]
