@@ -51,11 +51,11 @@ impl Medium {
 
     /// The link over this medium.
     #[must_use]
-    pub fn over(self, link: Link) -> Link {
+    pub fn over(self, link: &Link) -> Link {
         Link {
             slots: self.slots(),
             loss_model: self.loss_model(),
-            ..link
+            ..link.clone()
         }
     }
 }
@@ -87,7 +87,7 @@ mod tests {
     fn names__round_trip() {
         for medium in Medium::ALL {
             assert_eq!(medium.name().parse::<Medium>().expect("known"), medium);
-            let link = medium.over(Link::new(20.0, 10.0));
+            let link = medium.over(&Link::new(20.0, 10.0));
             link.check().expect("valid");
             assert_eq!((link.rtt_ms, link.rate_mbit), (20.0, 10.0));
         }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn over__what_the_media_add() {
-        let over = |medium: Medium| medium.over(Link::new(20.0, 10.0));
+        let over = |medium: Medium| medium.over(&Link::new(20.0, 10.0));
         assert_eq!(over(Medium::Ethernet), Link::new(20.0, 10.0));
         assert_eq!(over(Medium::Lte).slots, crate::Profile::Lte.link().slots);
         assert_eq!(over(Medium::Wifi).loss_model, LossModel::BURSTS);

@@ -78,7 +78,7 @@ pub(super) fn links(table: &LinkTable) -> Result<Vec<OneLink>, Problem> {
                     let mut link = profile.map_or_else(Link::default, Profile::link);
                     link.rtt_ms = rtt_ms.unwrap_or(link.rtt_ms);
                     link.rate_mbit = rate_mbit.unwrap_or(link.rate_mbit);
-                    link = medium.map_or(link.clone(), |medium| medium.over(link));
+                    link = medium.map_or(link.clone(), |medium| medium.over(&link));
                     for link in impaired(table, &link)? {
                         links.push(OneLink {
                             profile,

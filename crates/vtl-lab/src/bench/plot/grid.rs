@@ -158,7 +158,7 @@ impl Grid {
                 let (x, y) = (x.clone(), y.clone());
                 match self.by {
                     By::Size | By::Delay => {
-                        panel.draw(area, &palette, self.by, x.log_scale(), y)?
+                        panel.draw(area, &palette, self.by, x.log_scale(), y)?;
                     }
                     // No room is left of nothing lost.
                     By::Loss => panel.draw(area, &palette, self.by, -0.2..x.end, y)?,
