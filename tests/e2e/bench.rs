@@ -67,46 +67,6 @@ fn bench__from_plan_to_rows_and_pictures() {
     fs::remove_dir_all(&directory).expect("removed");
 }
 
-/// Two links in a row, with a gateway between them: the first by VTL, the second by TCP.
-#[test]
-fn bench__a_gateway_between_two_links() {
-    if !vtl_testing::is_root() {
-        return;
-    }
-    let _turn = turn();
-    let directory = std::env::temp_dir().join(format!("vtl-bench-gw-{}", std::process::id()));
-    fs::create_dir_all(&directory).expect("a directory");
-    let plan = directory.join("two.toml");
-    let text = "transports = [\"gateway:graft:stream\"]\n\
-                [link]\nmedium = \"lte\"\nrtt_ms = 4\nrate_mbit = 100\nloss_pct = 1\n\
-                [core]\nrtt_ms = 2\nrate_mbit = 1000\n\
-                [workload]\nkind = \"file\"\nbytes = 500_000\nknown = true\n";
-    fs::write(&plan, text).expect("written");
-    let output = Command::new(vtl())
-        .args(["bench", "run"])
-        .arg(&plan)
-        .arg("--json")
-        .arg(directory.join("rows.json"))
-        .arg("--plot")
-        .arg(&directory)
-        .env("VTL_TESTBED", format!("bench-gw-{}", std::process::id()))
-        .output()
-        .expect("vtl runs");
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    // Bytes of which less than half were carried by VTL over the first link would have failed it.
-    assert!(output.status.success(), "{words}");
-    let rows = fs::read_to_string(directory.join("rows.json")).expect("rows");
-    let rows: Vec<Value> = serde_json::from_str(&rows).expect("JSON");
-    assert_eq!(
-        (&rows[0]["ok"], &rows[0]["bytes"]),
-        (&true.into(), &500_000.into())
-    );
-    let took = rows[0]["server_vtld_cpu_s"].as_f64().expect("a figure");
-    assert!(took > 0.0, "the gateway worked: {}", rows[0]);
-    assert!(directory.join("two-known-composed.svg").exists(), "{words}");
-    fs::remove_dir_all(&directory).expect("removed");
-}
-
 /// One link of the campaign, campus without loss, by real kernels; then the same in virtual time.
 #[test]
 fn select__by_real_kernels() {
