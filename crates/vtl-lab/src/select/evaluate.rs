@@ -380,7 +380,7 @@ mod tests {
     fn rows() -> Vec<Row> {
         let row = |n: u32| Row {
             origin: Origin::Sim,
-            link: format!("link-{:02}", n / 4),
+            link: format!("link-{:02}", n / 20),
             features: Features {
                 rtt_ms: Some(50.0 + f64::from(n)),
                 rate_mbit: Some(10.0),
@@ -399,7 +399,7 @@ mod tests {
                 None,
             ],
         };
-        (0..48).map(row).collect()
+        (0..240).map(row).collect()
     }
 
     #[test]
@@ -408,15 +408,15 @@ mod tests {
         let score = |name: &str| report.scores.iter().find(|s| s.choice == name).unwrap();
         let model = score("model");
         assert_eq!((model.accuracy, model.regret.worst_regret), (1.0, 0.0));
-        assert_eq!(report.classes[0].chosen, [24, 0, 0, 0, 0]);
-        assert_eq!(report.classes[2].chosen, [0, 0, 24, 0, 0]);
+        assert_eq!(report.classes[0].chosen, [120, 0, 0, 0, 0]);
+        assert_eq!(report.classes[2].chosen, [0, 0, 120, 0, 0]);
         let default = score("always tcp");
         assert_eq!((default.accuracy, default.behind_default), (0.5, 0.0));
         assert_eq!(score("always graft:stream").behind_default, 0.5);
         assert_eq!(default.regret.median_regret, 0.0);
         assert!((default.regret.worst_regret - (300.0 / 110.0 - 1.0)).abs() < 1e-9);
         assert_eq!(score("oracle (ties: the simplest)").accuracy, 1.0);
-        assert_eq!(report.classes[0].rows, 24);
+        assert_eq!(report.classes[0].rows, 120);
         assert!(report.text().contains("always tcp:bbr"));
     }
 
@@ -426,8 +426,8 @@ mod tests {
         let model = train::file(&train::models(&rows).unwrap());
         let model = || Some(Selector::from_json(model.as_bytes()).unwrap());
         rows[0].costs[3] = None;
-        let report = Report::new(&rows[..8], model()).unwrap();
-        assert_eq!((report.rows, report.left_out, report.links), (7, 1, 2));
+        let report = Report::new(&rows[..40], model()).unwrap();
+        assert_eq!((report.rows, report.left_out, report.links), (39, 1, 2));
         assert_eq!((report.folds, report.scores[0].accuracy), (None, 1.0));
         assert!(report.text().contains(" 1 rows are left out"));
         assert!(Report::new(&rows[..1], model()).is_err());
