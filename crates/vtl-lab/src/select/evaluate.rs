@@ -382,7 +382,7 @@ mod tests {
             origin: Origin::Sim,
             link: format!("link-{:02}", n / 20),
             features: Features {
-                rtt_ms: Some(50.0 + f64::from(n)),
+                rtt_ms: Some(50.0 + f64::from(n % 20)),
                 rate_mbit: Some(10.0),
                 loss_percent: Some(if n.is_multiple_of(2) { 0.0 } else { 2.0 }),
                 loss_burst: None,
