@@ -121,7 +121,10 @@ fn profile__a_stream_by_its_bytes_moves_and_the_next_one_begins_there() {
             is_unsure && flow["sends_by"] == "tcp"
         })
     });
-    let streams = world.auto_flows();
-    let streams = streams.iter().filter(|flow| flow["sends_by"] == "graft");
-    assert_eq!(streams.count(), 2);
+    // The first stream, whose profile nobody knew, shares the file's association, which goes by what has carried most.
+    let flows = world.auto_flows();
+    let mut streams = flows
+        .iter()
+        .filter(|flow| flow["association"] != row["association"]);
+    assert!(streams.any(|flow| flow["sends_by"] == "graft"), "{flows:?}");
 }
