@@ -114,9 +114,11 @@ fn missing(sent: &[u8], got: &[u8]) -> u64 {
         if !rest.is_empty() {
             // The few bytes that were the same by chance belong to what follows.
             let window = &rest[..WINDOW.min(rest.len())];
-            let gap = sent[at..].windows(window.len()).position(|w| w == window);
-            let gap = gap.unwrap_or_else(|| panic!("{} bytes were never sent so", rest.len()));
-            at += gap;
+            let find = |from: &[u8]| from.windows(window.len()).position(|w| w == window);
+            at += find(&sent[at..]).unwrap_or_else(|| {
+                let (left, found) = (rest.len(), find(sent));
+                panic!("behind byte {at} come {window:?}, which were sent at {found:?}; {left} are left")
+            });
         }
     }
     (sent.len() - got.len()) as u64
