@@ -49,7 +49,7 @@ impl Selection {
     /// Sets whether carriers are chosen.
     ///
     /// # Errors
-    /// As of a [`Switch`].
+    /// The file of the switch cannot be written or removed: it is off then.
     pub fn set(&self, is_on: bool) -> Result<(), String> {
         self.choice.set(is_on)
     }
@@ -57,7 +57,7 @@ impl Selection {
     /// Sets whether flows teach.
     ///
     /// # Errors
-    /// As of a [`Switch`].
+    /// The file of the switch cannot be written or removed: it is off then.
     pub fn set_learns(&self, is_on: bool) -> Result<(), String> {
         self.learning.set(is_on)
     }
