@@ -44,9 +44,12 @@ fn compile(layers: &Path) -> String {
     layers.to_str().expect("UTF-8").to_owned()
 }
 
-/// Writes the file of stacks for the client, whose rules are beside it. Returns the rules' path.
-fn files(world: &World, stacks: &str, rules: &str) -> String {
-    let dir = world.path("etc");
+/// A file that takes the stacks of others.
+const TAKES: &str = "accept_rate = 100\n";
+
+/// Writes a host's file of stacks, and rules beside it. Returns the rules' path.
+fn files(world: &World, host: Host, stacks: &str, rules: &str) -> String {
+    let dir = world.path(&format!("etc-{}", host.name()));
     fs::create_dir_all(&dir).expect("a directory");
     fs::write(dir.join("stacks.toml"), stacks).expect("written");
     let file = dir.join("rules.toml");
@@ -56,9 +59,12 @@ fn files(world: &World, stacks: &str, rules: &str) -> String {
 
 #[test]
 fn udp_plus__every_byte_over_a_bad_link_whatever_dies() {
-    let Some(mut world) = World::new("layers-bad", &Link::new(10.0, 50.0)) else {
+    let Some(mut world) = World::bare("layers-bad", &Link::new(10.0, 50.0)) else {
         return;
     };
+    world.start_web();
+    let rules = files(&world, Host::Server, TAKES, "");
+    world.start_both(&["--rules", &rules]);
     world.meet_by(&["--carrier", UDP_PLUS]);
     let carriers = world.carriers(Host::Client);
     assert!(
@@ -110,11 +116,12 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
                   \"flow-control?window=512\", \"ordering\", \"nack?window=512\", \"fec?block=10\", \"encryption\"]\n\
                   [[stack]]\nname = \"kcp-fec\"\ncarrier = \"kcp\"\nlayers = [\"fec?block=5\"]\n\
                   [[stack]]\nname = \"own\"\nrate = 40\nlayers = [\"flow-control\", \"ordering\", \"nack\", \"check?seed=7\"]\n";
-    let rules = files(&world, stacks, "");
+    let rules = files(&world, Host::Client, stacks, "");
+    let of_server = files(&world, Host::Server, TAKES, "");
     let layers = world.path("layers");
     let layers = compile(&layers);
     world.start_web();
-    world.start(Host::Server, &["--layers", &layers]);
+    world.start(Host::Server, &["--rules", &of_server, "--layers", &layers]);
     world.start(Host::Client, &["--rules", &rules, "--layers", &layers]);
     world.hook();
     let server = world.servers()[0];
@@ -152,13 +159,13 @@ fn stack__is_declared_in_a_file_and_named_by_rules() {
             "no carrier stack:lte",
         ),
     ] {
-        files(&world, stacks, rules);
+        files(&world, Host::Client, stacks, rules);
         refused(&world.rule(&["reload"]), 1, about);
     }
 
     // By a rule, under a program that knows nothing of it. The refused files have changed nothing.
     let rule = "[[rule]]\nname = \"r\"\nport = 80\ncarrier = \"stack:lte\"\n";
-    files(&world, stacks, rule);
+    files(&world, Host::Client, stacks, rule);
     world.rule_ok(&["reload"]);
     let to = world.path("got");
     let curl = Path::new("/usr/bin/curl");
@@ -211,8 +218,8 @@ fn stack__a_peer_that_knows_none_gets_tcp() {
     let Some(mut world) = World::bare("layers-older", &Link::new(5.0, 50.0)) else {
         return;
     };
-    // It answers as hosts do that do not know this kind of carrier.
-    let rules = files(&world, "accept_rate = 0\n", "");
+    // One that takes none answers as hosts do that do not know this kind of carrier.
+    let rules = files(&world, Host::Server, "", "");
     world.start_web();
     world.start(Host::Server, &["--rules", &rules]);
     world.start(Host::Client, &[]);
@@ -224,7 +231,7 @@ fn stack__a_peer_that_knows_none_gets_tcp() {
     assert!(log.contains("carrier: refused by the peer"), "{log}");
     assert_eq!(world.carriers(Host::Client), Vec::<Value>::new());
     // Nobody is left that could be hurt by strangers; where there are stacks, they are not.
-    files(&world, "", "");
+    files(&world, Host::Server, TAKES, "");
     let reload = ["rule", "reload"];
     let output = world.vtl(Host::Server, &reload).output().expect("vtl runs");
     assert!(output.status.success(), "{output:?}");

@@ -13,22 +13,22 @@
 
 mod bounds;
 mod condition;
+pub mod learn;
 mod model;
+mod watch;
 
 use std::time::Duration;
 
-pub use bounds::{BoundWatch, Change, JUDGED_AFTER, Outcome};
+pub use bounds::{Bound, Bounds};
 pub use condition::{
     Condition, ConditionError, Figure, Relation, Term, parse_rate, parse_time, rate_in_words,
     time_in_words,
 };
 pub use model::{Decision, ENOUGH_PACKETS, OBSERVED};
+pub use watch::{BoundWatch, Change, JUDGED_AFTER, Outcome};
 
-use super::{
-    netmon::Metrics,
-    profile::Profile,
-    select::{Bound, Bounds, CLASSES, fills_queues},
-};
+use super::{netmon::Metrics, profile::Profile, select::CLASSES};
+use bounds::fills_queues;
 use condition::Reading;
 use model::Model;
 
@@ -437,8 +437,8 @@ fn nanos(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod bounds_tests;
-#[cfg(test)]
 mod model_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod watch_tests;

@@ -37,6 +37,7 @@ mod urgent;
 /// Entry points of `vtld --carriers KIND`: unprivileged processes that parse what peers send by QUIC, SCTP,
 /// KCP and stacks of layers.
 pub mod carriers {
-    pub use crate::flows::{drop_privileges, run, use_layers};
+    pub use crate::flows::{drop_privileges, run};
+    pub use crate::stacks::use_layers;
 }
 pub use scope::Scope;

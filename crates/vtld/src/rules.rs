@@ -133,10 +133,10 @@ impl RulesManager {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        // Rules that were installed may name them; what is wrong with the file is said below.
-        let _ = stacks::load(&manager.stacks());
+        // First: rules name them, installed ones too.
+        let stacks = stacks::load(&manager.stacks());
         manager.inherit(left);
-        match manager.reload() {
+        match stacks.and_then(|_| manager.reload_rules(&mut manager.lock())) {
             // Keep the connections taken over.
             Err(error) if is_heir => tracing::error!(%error, "rules: none are in force"),
             read => drop(read?),

@@ -3,10 +3,11 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use serde::Deserialize;
@@ -14,7 +15,7 @@ use toml::Spanned;
 use vtl_core::layers::{BUILT_IN, Description};
 use vtl_proto::carrier::GraftSpec;
 
-use crate::{flows::is_there, rules::is_regular};
+use crate::rules::is_regular;
 
 /// Name of the file, in the directory of the rules.
 pub(crate) const FILE: &str = "stacks.toml";
@@ -26,8 +27,6 @@ const MOST: usize = 64;
 const LONGEST_NAME: usize = 64;
 /// Maximum rate, Mbit/s.
 const MAX_RATE: u32 = 100_000;
-/// Rate at which peers may have this host send by their stacks if the file says nothing, Mbit/s.
-const ACCEPT_RATE: u32 = 1000;
 
 /// The stacks in force.
 static STACKS: Mutex<Option<Arc<Stacks>>> = Mutex::new(None);
@@ -105,7 +104,7 @@ impl Stacks {
         Self {
             file: file.to_owned(),
             by_name: each.into_iter().collect(),
-            accept_rate: ACCEPT_RATE * 1000,
+            accept_rate: 0,
         }
     }
 
@@ -235,6 +234,53 @@ fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
     Ok((name, stack))
 }
 
+/// Directory of layers that are compiled outside of VTL.
+static LAYERS: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has layers be looked for in this directory. Call it once, before anything else of this crate.
+pub fn use_layers(directory: PathBuf) {
+    // The first one stays.
+    let _ = LAYERS.set(directory);
+}
+
+/// Directory of layers that are compiled outside of VTL.
+pub(crate) fn layer_directory() -> Option<&'static Path> {
+    LAYERS.get().map(PathBuf::as_path)
+}
+
+/// The file of a layer that is compiled outside of VTL.
+///
+/// # Errors
+/// There is none, or somebody else than root may write it or its directory.
+pub(crate) fn layer_file(name: &str) -> io::Result<PathBuf> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let directory = layer_directory().filter(|_| name.chars().all(fits));
+    let directory = directory.ok_or(io::ErrorKind::NotFound)?;
+    let file = directory.join(format!("{name}.so"));
+    for path in [directory, &file] {
+        let about = fs::metadata(path)?;
+        if about.uid() != 0 || about.mode() & 0o022 != 0 {
+            let path = path.display();
+            return Err(io::Error::other(format!(
+                "{path} is not root's alone (chown root, chmod go-w)"
+            )));
+        }
+    }
+    Ok(file)
+}
+
+/// Whether there is a file for a layer.
+fn is_there(layer: &GraftSpec) -> bool {
+    match layer_file(&layer.name) {
+        Ok(_) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => {
+            tracing::warn!(%error, layer = %layer.name, "stacks: layer refused");
+            false
+        }
+    }
+}
+
 /// Puts the stacks of a file in force; only the built-in ones if it does not exist. Returns those before.
 ///
 /// # Errors
@@ -279,7 +325,8 @@ pub(crate) fn resolve(spec: &GraftSpec) -> Result<ToOpen, String> {
     current().resolve(spec)
 }
 
-/// Rate at which peers may have this host send by their stacks, kbit/s; 0: they may have no stack.
+/// Rate at which peers may have this host send by their stacks, kbit/s; 0: they may have no stack, as what has no congestion
+/// control is not for others to start here.
 pub(crate) fn accept_rate() -> u32 {
     current().accept_rate
 }

@@ -1,16 +1,13 @@
 //! The choice of a carrier by decision trees (thesis, chapter 5): an application's profile and the state of the path
 //! go in, a carrier comes out. Training and choosing compute features by the same code, which is here.
 
-mod bounds;
 mod choice;
-pub mod learn;
 mod sure;
 
 use vtl_tree::{Attribute, Value};
 
 use crate::{netmon::Metrics, profile::Profile};
 
-pub use bounds::{Bound, Bounds, fills_queues};
 pub use choice::{EMBEDDED, Error, Explanation, Selector, Step};
 pub use sure::is_sure;
 

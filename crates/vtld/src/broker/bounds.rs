@@ -6,8 +6,8 @@ use std::{net::IpAddr, time::Duration};
 use vtl_control::{BoundEvent, What};
 use vtl_core::{
     netmon::{Bound as Limit, Counters, Metrics},
-    reconfigure::{BoundWatch, Change, Outcome},
-    select::{Bounds, Features},
+    reconfigure::{BoundWatch, Bounds, Change, Outcome},
+    select::Features,
 };
 use vtl_proto::services::{GraftInfo, Qos};
 

@@ -43,7 +43,7 @@ use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatu
 
 use vtl_core::{
     profile::{Profile, Source},
-    select::Bounds,
+    reconfigure::Bounds,
 };
 use vtl_pool::key::PublicKey;
 use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};

@@ -1,5 +1,5 @@
 //! What flows of the carrier `auto` teach: a few explore, in associations of their own, and what becomes of all of them
-//! corrects the model's choice for their destination (`vtl_core::select::learn`).
+//! corrects the model's choice for their destination (`vtl_core::reconfigure::learn`).
 
 use std::{
     cell::Cell,
@@ -12,11 +12,11 @@ use std::{
 use vtl_control::{Lesson, LessonOutcome, Lessons};
 use vtl_core::{
     flow::Path,
-    reconfigure::Choice,
-    select::{
-        CLASSES,
+    reconfigure::{
+        Choice,
         learn::{Destination, Learner, MAX_DESTINATIONS, Outcome, Row},
     },
+    select::CLASSES,
 };
 use vtl_proto::{carrier::Kind, frame::FlowId};
 

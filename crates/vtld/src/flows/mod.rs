@@ -74,11 +74,7 @@ use crate::{
 use addresses::Addresses;
 use budget::Budget;
 use carrier::Endpoint;
-pub(crate) use carrier::stack::is_there;
-pub use carrier::{
-    process::{drop_privileges, run},
-    stack::use_layers,
-};
+pub use carrier::process::{drop_privileges, run};
 use flow::{Beginning, Ends, State};
 pub(crate) use handover::Handover;
 use learn::Teacher;

@@ -26,7 +26,7 @@ use vtl_core::{
     association::Event,
     flow::{Flow, INITIAL_CREDIT, Path},
     netmon::Metrics,
-    select::learn::Outcome,
+    reconfigure::learn::Outcome,
     traffic::Traffic,
 };
 use vtl_pool::key::PublicKey;

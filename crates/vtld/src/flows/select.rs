@@ -4,6 +4,8 @@
 use std::{
     cell::Cell,
     rc::Rc,
+    sync::Once,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,8 +15,8 @@ use vtl_control::{SelectStatus, SelectedPath, What};
 use vtl_core::{
     netmon::{Metrics, figures},
     profile::Profile,
-    reconfigure::{Choice, DEFAULT_DWELL, Decision, ENOUGH_PACKETS, Engine},
-    select::{Bounds, CLASSES},
+    reconfigure::{Bounds, Choice, DEFAULT_DWELL, Decision, ENOUGH_PACKETS, Engine},
+    select::{CLASSES, Selector},
 };
 use vtl_proto::{
     carrier::Kind,
@@ -40,6 +42,18 @@ const TELLING: Duration = Duration::from_secs(1);
 const GRAFT: &str = "graft:";
 /// Time without new bytes after which flows pause.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Has the model be read, which takes 20 ms, beside the thread that moves bytes: before it is first asked.
+fn read_model() {
+    static READ: Once = Once::new();
+    READ.call_once(|| {
+        // Without a thread the model is read when it is asked.
+        let thread = thread::Builder::new().name("vtl-model".into());
+        let _ = thread.spawn(|| {
+            Selector::embedded();
+        });
+    });
+}
 
 /// Marks associations whose carrier is chosen; those of different profiles, and of different bounds, are kept apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,6 +156,7 @@ impl Flows {
     }
 
     fn follow_by_model(&self, peer: &Rc<Peer>, auto: Auto) -> Rc<Following> {
+        read_model();
         let choice = ByModel::choice_of(peer.settled_target().as_ref());
         let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
         let engine = engine.with_bounds(auto.bounds);

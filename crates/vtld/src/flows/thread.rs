@@ -16,7 +16,7 @@ use tokio::{
 use vtl_control::{CarrierStatus, FlowList, FlowStatus, Learning, Lessons, SelectStatus, What};
 use vtl_core::{
     profile::{Profile, Source},
-    select::learn::Destination,
+    reconfigure::learn::Destination,
 };
 use vtl_proto::{carrier::Kind, frame::FlowName};
 

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
-use vtl_core::select::Bounds;
+use vtl_core::reconfigure::Bounds;
 use vtl_proto::{
     carrier::{GraftSpec, Kind, LOSSY, PARTIAL, Scheduler},
     services::{Requirements, Services},

@@ -27,7 +27,7 @@ use super::{
     sock,
 };
 use crate::{network::Network, panics};
-use vtl_core::{profile::Profile, select::Bounds};
+use vtl_core::{profile::Profile, reconfigure::Bounds};
 use vtl_proto::{
     carrier::Kind,
     frame::{CONTROL_CONNECTION, FlowName},

@@ -58,7 +58,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use vtl_control::OpenedConnection;
 use vtl_core::{
     profile::{Profile, Source},
-    select::Bounds,
+    reconfigure::Bounds,
 };
 use vtl_proto::frame::FlowName;
 

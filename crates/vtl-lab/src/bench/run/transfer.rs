@@ -107,7 +107,7 @@ impl<'a> Stage<'a> {
         let daemons = if wanted {
             let logs = bench.logs();
             let options = daemons::Options {
-                arguments: arguments(cell),
+                arguments: [arguments(cell), takes_stacks(leg, &logs)?].concat(),
                 of_client: rules_of_client(cell, leg, &logs)?,
                 cores: cores(cell),
             };
@@ -483,6 +483,20 @@ fn arguments(cell: &Cell) -> Vec<String> {
     }
     add("ring-slots", cell.vtl.ring_slots.map(|n| n.to_string()));
     arguments
+}
+
+/// Arguments of both daemons that have the server take the stacks of the client, if a transport is one.
+fn takes_stacks(leg: &[Transport], logs: &Path) -> anyhow::Result<Vec<String>> {
+    let is_stack =
+        |of: &Transport| matches!(of, Transport::Hook(carrier) if carrier.starts_with("stack:"));
+    if !leg.iter().any(is_stack) {
+        return Ok(Vec::new());
+    }
+    let folder = logs.join("stacks");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("stacks.toml"), "accept_rate = 100000\n")?;
+    let rules = folder.join("rules.toml");
+    Ok(vec!["--rules".to_owned(), rules.display().to_string()])
 }
 
 /// Arguments of the client's daemon: the rules of its captured programs, if a plan's rule has some.

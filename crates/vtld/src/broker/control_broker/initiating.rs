@@ -10,7 +10,7 @@ use vtl_bpf::sessions;
 use vtl_control::{Destination, SessionKey};
 use vtl_core::{
     mtud::max_payload,
-    select::Bounds,
+    reconfigure::Bounds,
     session::{Lifecycle, Phase},
 };
 use vtl_proto::{

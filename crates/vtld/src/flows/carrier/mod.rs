@@ -10,7 +10,7 @@ pub(super) mod process;
 mod quic;
 mod sctp;
 mod sealed;
-pub(super) mod stack;
+mod stack;
 
 use std::{
     future::Future,

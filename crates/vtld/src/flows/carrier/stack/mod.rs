@@ -29,8 +29,6 @@ use super::{
 };
 use crate::panics;
 use outside::Outside;
-pub(crate) use outside::is_there;
-pub use outside::use_layers;
 
 /// Bytes in front of a packet of the layers: the number, and the kind of the message.
 const HEAD: usize = NUMBER + 1;

@@ -6,63 +6,21 @@
 use std::{
     collections::BTreeMap,
     ffi::{CString, c_char, c_void},
-    fs, io,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    sync::OnceLock,
+    fs,
+    path::Path,
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use vtl_core::layers::{Layer, MAX_PACKET, Ns, Out, Packet};
 use vtl_proto::carrier::GraftSpec;
 
+use crate::stacks::{layer_directory, layer_file};
+
 /// Version of the interface (`VTL_LAYER_ABI`), and the longest header (`VTL_LAYER_MAX_HEADER`).
 const ABI: u32 = 1;
 const MAX_HEADER: u32 = 64;
 /// Maximum number of layers.
 const MOST: usize = 64;
-
-/// Where they are.
-static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
-
-/// Has layers be looked for in this directory. Call it once, before anything else of this crate.
-pub fn use_layers(directory: PathBuf) {
-    // The first one stays.
-    let _ = DIRECTORY.set(directory);
-}
-
-/// The file of a layer.
-///
-/// # Errors
-/// There is none, or somebody else than root may write it or its directory.
-fn file(name: &str) -> io::Result<PathBuf> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    let directory = DIRECTORY.get().filter(|_| name.chars().all(fits));
-    let directory = directory.ok_or(io::ErrorKind::NotFound)?;
-    let file = directory.join(format!("{name}.so"));
-    for path in [directory, &file] {
-        let about = fs::metadata(path)?;
-        if about.uid() != 0 || about.mode() & 0o022 != 0 {
-            let path = path.display();
-            return Err(io::Error::other(format!(
-                "{path} is not root's alone (chown root, chmod go-w)"
-            )));
-        }
-    }
-    Ok(file)
-}
-
-/// Whether there is a file for a layer.
-pub(crate) fn is_there(layer: &GraftSpec) -> bool {
-    match file(&layer.name) {
-        Ok(_) => true,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => {
-            tracing::warn!(%error, layer = %layer.name, "stacks: layer refused");
-            false
-        }
-    }
-}
 
 /// `struct vtl_layer_out`.
 #[repr(C)]
@@ -110,7 +68,7 @@ pub(crate) struct Outside(BTreeMap<String, Complete>);
 impl Outside {
     /// Loads all layers of the directory. One that cannot be is logged and left out.
     pub(crate) fn load() -> Self {
-        let entries = DIRECTORY.get().map(fs::read_dir);
+        let entries = layer_directory().map(fs::read_dir);
         let entries = entries.and_then(Result::ok).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -118,7 +76,7 @@ impl Outside {
         });
         let mut all = BTreeMap::new();
         for name in names.take(MOST) {
-            match file(&name)
+            match layer_file(&name)
                 .map_err(|error| error.to_string())
                 .and_then(|file| load(&file))
             {

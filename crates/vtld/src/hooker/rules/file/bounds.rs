@@ -2,10 +2,7 @@
 
 use std::ops::Range;
 
-use vtl_core::{
-    reconfigure::{parse_rate, parse_time},
-    select::Bounds,
-};
+use vtl_core::reconfigure::{Bounds, parse_rate, parse_time};
 
 use super::{Key, Result, Source, Value};
 use crate::hooker::Carrier;

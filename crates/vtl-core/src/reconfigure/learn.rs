@@ -11,8 +11,8 @@
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
-use super::CLASSES;
-use crate::{profile::Profile, reconfigure::Choice};
+use super::Choice;
+use crate::{profile::Profile, select::CLASSES};
 
 /// Share of flows that explore.
 pub const EXPLORING: f64 = 0.03;
