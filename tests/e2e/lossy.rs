@@ -103,6 +103,10 @@ impl<'a> Talk<'a> {
 fn missing(sent: &[u8], got: &[u8]) -> u64 {
     /// No eight bytes of the payload are the same.
     const WINDOW: usize = 8;
+    /// Shorter pieces come between two losses, and are looked for no farther.
+    const SHORTEST: usize = 3;
+    const NEAR: usize = 64 << 10;
+    let find = |from: &[u8], what: &[u8]| from.windows(what.len()).position(|w| w == what);
     let (mut at, mut rest) = (0, got);
     while !rest.is_empty() {
         let same = sent[at..]
@@ -113,15 +117,48 @@ fn missing(sent: &[u8], got: &[u8]) -> u64 {
         (at, rest) = (at + same, &rest[same..]);
         if !rest.is_empty() {
             // The few bytes that were the same by chance belong to what follows.
+            let ahead = &sent[at..];
             let window = &rest[..WINDOW.min(rest.len())];
-            let find = |from: &[u8]| from.windows(window.len()).position(|w| w == window);
-            at += find(&sent[at..]).unwrap_or_else(|| {
-                let (left, found) = (rest.len(), find(sent));
+            let near = &ahead[..NEAR.min(ahead.len())];
+            let shorter = || {
+                let lengths = (SHORTEST..window.len()).rev();
+                lengths
+                    .into_iter()
+                    .find_map(|len| find(near, &window[..len]))
+            };
+            at += find(ahead, window).or_else(shorter).unwrap_or_else(|| {
+                let (left, found) = (rest.len(), find(sent, window));
                 panic!("behind byte {at} come {window:?}, which were sent at {found:?}; {left} are left")
             });
         }
     }
     (sent.len() - got.len()) as u64
+}
+
+#[test]
+fn missing__tells_gaps_from_copies() {
+    let sent = payload(200_000, 3);
+    let parts = |ranges: &[std::ops::Range<usize>]| -> Vec<u8> {
+        ranges
+            .iter()
+            .flat_map(|of| sent[of.clone()].to_vec())
+            .collect()
+    };
+    assert_eq!(missing(&sent, &sent), 0);
+    // Pieces shorter than a window, between gaps.
+    let got = parts(&[0..1000, 2000..2005, 4000..150_000, 151_000..151_003]);
+    assert_eq!(missing(&sent, &got), (sent.len() - got.len()) as u64);
+    for wrong in [
+        [0..3000, 1000..5000],
+        [0..3000, 2990..5000],
+        [5000..9000, 0..4000],
+    ] {
+        let got = parts(&wrong);
+        assert!(
+            std::panic::catch_unwind(|| missing(&sent, &got)).is_err(),
+            "{wrong:?}"
+        );
+    }
 }
 
 impl World {
