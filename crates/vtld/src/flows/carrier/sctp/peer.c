@@ -223,8 +223,8 @@ int main(int argc, char **argv) {
 
     usrsctp_init(atoi(argv[3]), NULL, NULL);
     usrsctp_sysctl_set_sctp_blackhole(2);
-    /* No call blocks: usrsctp 0.9.5 loses the wake-up of a sender that waits for room, about once
-     * in a hundred runs here. The default is 512 chunks. */
+    /* No call blocks: usrsctp 0.9.5 loses the wake-up of a sender that waits for room, once
+     * in some 200 runs here. The default is 512 chunks. */
     usrsctp_sysctl_set_sctp_max_chunks_on_queue(1 << 20);
     sock = usrsctp_socket(local.ss_family, SOCK_STREAM, IPPROTO_SCTP, NULL, NULL, 0, NULL);
     if (!sock)
