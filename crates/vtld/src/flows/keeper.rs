@@ -395,8 +395,12 @@ impl Flows {
                     }
                 }
                 Ok(Some(None)) => {
-                    tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: refused by the peer");
-                    peer.tell_failed(kind.name(), "refused by the peer");
+                    let why = match kind {
+                        Kind::Stack => "refused by the peer: its stacks.toml has no accept_rate, or it knows no stacks",
+                        _ => "refused by the peer",
+                    };
+                    tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: {why}");
+                    peer.tell_failed(kind.name(), why);
                 }
                 Ok(None) => return,
                 Err(_) => {}
