@@ -6,6 +6,9 @@ use super::{PACKETS, Profile};
 const TOGETHER: u64 = 1_000_000;
 /// …up to so many bytes, what a TCP segment of Ethernet has.
 const SEGMENT: u64 = 1448;
+/// Lengths of TCP segments that are full, of Ethernet and of most tunnels. Seven packets of MPEG, which are paced, are
+/// shorter.
+const FULL: [u64; 2] = [1328, 1460];
 /// Bytes in one direction that count as bulk.
 const BULK: u64 = 8 * 1024;
 /// Bounds of the mean gap between packets of a paced flow, ns: 500 to 5 packets a second.
@@ -104,7 +107,10 @@ impl Shape {
         let sizes = paced.iter().map(|packet| packet.len);
         let (least, most) = (sizes.clone().min()?, sizes.max()?);
         let alike = most <= least.saturating_mul(4);
-        if !even || !alike || !(PACED[0]..=PACED[1]).contains(&mean) {
+        // As the slowest link of the path lets them through, not as somebody sends them.
+        let full = (FULL[0]..=FULL[1]).contains(&least)
+            && paced.iter().all(|packet| packet.len.is_multiple_of(least));
+        if !even || !alike || full || !(PACED[0]..=PACED[1]).contains(&mean) {
             return None;
         }
         let evidence = format!(
@@ -179,8 +185,12 @@ mod tests {
         let exchange = Some(Profile::TimeAndLossSensitive);
         assert_eq!(shape((0..10).map(|i| ('>', i * 20, 172))), paced);
         assert_eq!(shape((0..10).map(|i| ('<', i * 20 + i % 3, 172))), paced);
-        // As fast as it goes, small or not at a pace.
+        assert_eq!(shape((0..10).map(|i| ('<', i * 3, 1316))), paced);
+        // As fast as it goes, also over 4 Mbit/s; small or not at a pace.
         assert_eq!(shape((0..10).map(|i| ('>', i, 1448))), bulk);
+        let segments = |i| 1428 * (1 + i as usize % 2);
+        assert_eq!(shape((0..10).map(|i| ('<', i * 3, 1448))), bulk);
+        assert_eq!(shape((0..10).map(|i| ('<', i * 3, segments(i)))), bulk);
         assert_eq!(shape((0..10).map(|i| ('>', i * i * 20, 172))), None);
         assert_eq!(
             shape((0..10).map(|i| ('>', i * 20, 1448 * (i as usize * i as usize + 1)))),

@@ -40,7 +40,7 @@ const TELLING: Duration = Duration::from_secs(1);
 
 /// Prefix of those of [`CLASSES`] that are grafts.
 const GRAFT: &str = "graft:";
-/// Time without new bytes after which flows pause.
+/// Time without new bytes, and three round trips, after which flows pause: TCP delivers nothing while it repairs a loss.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Has the model be read, which takes 20 ms, beside the thread that moves bytes: before it is first asked.
@@ -115,14 +115,14 @@ impl ByModel {
     }
 
     /// Notes how many bytes flows have moved. Returns whether they move.
-    fn is_moving(&self, moved: u64) -> bool {
+    fn is_moving(&self, moved: u64, rtt: Duration) -> bool {
         let now = Instant::now();
         let since = match self.moved.get() {
             Some((before, since)) if before == moved => since,
             _ => now,
         };
         self.moved.set(Some((moved, since)));
-        now.duration_since(since) < PAUSE
+        now.duration_since(since) < PAUSE + 3 * rtt
     }
 
     /// The choice that flows go by already.
@@ -202,9 +202,11 @@ impl Flows {
         };
         let (before, seen) = by.seen.get();
         let seen = seen.filter(|_| before == direction);
-        by.seen.set((direction, metrics.or(seen)));
+        let seen = metrics.or(seen);
+        by.seen.set((direction, seen));
         peer.give_up_lost(&following);
-        let is_moving = by.is_moving(peer.moved());
+        let rtt = seen.and_then(|metrics| metrics.rtt).unwrap_or_default();
+        let is_moving = by.is_moving(peer.moved(), rtt);
         let mut engine = following.engine.borrow_mut();
         engine.note_moving(is_moving);
         engine.set_profile(peer.shown_profile().or(auto.profile));

@@ -30,6 +30,9 @@ pub(crate) struct TcpWatch {
     last: Option<(Instant, Duration, Duration)>,
     /// What bounded it between the latest two of these readings.
     bound: Bound,
+    /// SYNs or SYN/ACKs that were sent again, which says nothing of losses: over a long path that is done before an answer
+    /// can come.
+    handshake: u32,
 }
 
 /// Minimum interval of these readings: the kernel counts such times in ticks of up to 10 ms.
@@ -88,12 +91,15 @@ impl TcpWatch {
 
     fn counters(&mut self, now: Instant, info: &libc::tcp_info) -> Counters {
         let path = path_of(info);
+        if info.tcpi_bytes_retrans == 0 {
+            self.handshake = info.tcpi_total_retrans;
+        }
         Counters {
             rtt_variance: Some(Duration::from_micros(info.tcpi_rttvar.into())),
             rtt: Some(Duration::from_micros(info.tcpi_rtt.into())),
             min_rtt: min_rtt(info),
             sent: path.sent as u32,
-            lost: path.lost as u32,
+            lost: (path.lost as u32).wrapping_sub(self.handshake),
             delivered: path.delivered,
             bound: self.bound(now, info),
             // Times that a packet was overtaken, of packets delivered.
@@ -174,6 +180,7 @@ pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
         let counters = watch.borrow_mut().counters(now, &info);
         let path = CarrierPath {
             app_limited: Some(counters.bound == Bound::Application),
+            lost: counters.lost.into(),
             ..path_of(&info)
         };
         Some((now, path))
@@ -220,6 +227,20 @@ mod tests {
             let bound = watch.bound(began + Duration::from_millis(at), &info(sending, 0));
             assert_eq!(bound == Bound::Window, at > 0);
         }
+    }
+
+    #[test]
+    fn counters__the_handshake_loses_nothing() {
+        let began = Instant::now();
+        let mut watch = TcpWatch::default();
+        let mut lost = |total: u32, bytes: u64| {
+            let mut info = info(0, 0);
+            info.tcpi_total_retrans = total;
+            info.tcpi_bytes_retrans = bytes;
+            watch.counters(began, &info).lost
+        };
+        assert_eq!([lost(1, 0), lost(2, 0)], [0, 0], "SYNs only");
+        assert_eq!([lost(3, 1000), lost(7, 4500)], [1, 5]);
     }
 
     #[test]
