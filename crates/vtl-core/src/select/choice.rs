@@ -11,6 +11,8 @@ use super::{CLASSES, Features, VIEWS};
 /// The model that comes with VTL: `vtl select train` made it of `bench/select/rows.csv`.
 pub const EMBEDDED: &str = include_str!("model.jsonl");
 
+/// Round trips below this are shorter than any that was trained with.
+const NEAR_MS: f64 = 1.0;
 /// By which factor a feature may lie outside what training has seen, and count as on its edge: as exactly are paths measured.
 const SLACK: f64 = 1.1;
 /// The place of the size among [`Features::attributes`], and before what follows from the others.
@@ -163,7 +165,7 @@ impl Selector {
         let (model, features) = self.model(features);
         let values = clamped(model, &features);
         match unfit(model, &features, &values) {
-            Some(_) => CLASSES[0],
+            Some(_) => default_for(&features),
             None => self.classes[model.classify(&values)],
         }
     }
@@ -174,7 +176,7 @@ impl Selector {
         let values = clamped(model, &features);
         if let Some(why) = unfit(model, &features, &values) {
             return Explanation {
-                class: CLASSES[0],
+                class: default_for(&features),
                 default_because: Some(why),
                 path: Vec::new(),
                 shares: Vec::new(),
@@ -204,6 +206,13 @@ impl Selector {
             shares,
         }
     }
+}
+
+/// What is chosen where the model has nothing to say: TCP, which BBR takes over where the path loses packets. As the system
+/// has it where round trips are shorter than queues that could be told from them: what gets lost there is the sender's doing.
+fn default_for(features: &Features) -> &'static str {
+    let is_near = features.rtt_ms.is_some_and(|rtt| rtt < NEAR_MS);
+    CLASSES[usize::from(!is_near)]
 }
 
 /// Why the model has nothing to say on values that are [`clamped`].
@@ -351,7 +360,9 @@ mod tests {
             ),
         ] {
             let choice = explain(&features);
-            assert_eq!((choice.class, choice.shares.len()), ("tcp", 0), "{choice}");
+            let is_near = features.rtt_ms == Some(0.2);
+            let class = CLASSES[usize::from(!is_near)];
+            assert_eq!((choice.class, choice.shares.len()), (class, 0), "{choice}");
             assert!(choice.to_string().contains(reason), "{choice}");
         }
     }

@@ -11,8 +11,7 @@ use crate::{netmon::Metrics, profile::Profile};
 pub use choice::{EMBEDDED, Error, Explanation, Selector, Step};
 pub use sure::is_sure;
 
-/// The carriers that a choice is made of, as rules name them, the simplest first. The first is the default: TCP as the
-/// system has it.
+/// The carriers that a choice is made of, as rules name them, the simplest first.
 pub const CLASSES: [&str; 5] = [
     "tcp",
     "tcp:bbr",

@@ -396,7 +396,9 @@ impl Flows {
                 }
                 Ok(Some(None)) => {
                     let why = match kind {
-                        Kind::Stack => "refused by the peer: its stacks.toml has no accept_rate, or it knows no stacks",
+                        Kind::Stack => {
+                            "refused by the peer: its stacks.toml has no accept_rate, or it knows no stacks"
+                        }
                         _ => "refused by the peer",
                     };
                     tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: {why}");

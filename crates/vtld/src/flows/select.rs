@@ -205,8 +205,9 @@ impl Flows {
         let seen = metrics.or(seen);
         by.seen.set((direction, seen));
         peer.give_up_lost(&following);
-        let rtt = seen.and_then(|metrics| metrics.rtt).unwrap_or_default();
-        let is_moving = by.is_moving(peer.moved(), rtt);
+        // What a peer has told has the shortest one only.
+        let rtt = seen.and_then(|metrics| metrics.rtt.or(metrics.min_rtt));
+        let is_moving = by.is_moving(peer.moved(), rtt.unwrap_or_default());
         let mut engine = following.engine.borrow_mut();
         engine.note_moving(is_moving);
         engine.set_profile(peer.shown_profile().or(auto.profile));

@@ -25,6 +25,8 @@ pub(crate) struct TcpWatch {
     peer: Option<Option<IpAddr>>,
     /// Whether its congestion control models the path.
     models: bool,
+    /// It is the kernel's BBR in its startup: what it reaches there is its own doing.
+    starts: bool,
     /// The latest reading of its times: when it was, for how long the connection had been sending by then, and for how
     /// long the receiver or its own buffer had bounded it.
     last: Option<(Instant, Duration, Duration)>,
@@ -52,12 +54,16 @@ impl TcpWatch {
                 return;
             };
             self.peer = Some(peer);
-            self.models = models(connection);
+            let name = getsockopt(connection, sockopt::TcpCongestion).unwrap_or_default();
+            let name = name.to_string_lossy();
+            self.starts = name.starts_with("bbr");
+            self.models = self.starts || name.starts_with("vtl_stream");
         }
         let Some(Some(peer)) = self.peer else { return };
         let Ok(info) = option::tcp_info(connection) else {
             return;
         };
+        self.starts = self.starts && option::bbr_starts(connection);
         let now = Instant::now();
         let counters = self.counters(now, &info);
         monitor.note(peer, Evidence::Tcp, &mut self.watch, now, counters);
@@ -81,7 +87,7 @@ impl TcpWatch {
             let held = elsewhere.saturating_sub(held);
             sending.saturating_sub(held) >= passed(then) * 9 / 10
         });
-        self.bound = match (is_path, self.models) {
+        self.bound = match (is_path, self.models && !self.starts) {
             (false, _) => Bound::Application,
             (true, true) => Bound::Path,
             (true, false) => Bound::Window,
@@ -124,13 +130,6 @@ fn other_host(connection: &TcpStream) -> io::Result<Option<IpAddr>> {
     let peer = connection.peer_addr()?.ip().to_canonical();
     let own = connection.local_addr()?.ip().to_canonical();
     Ok((peer != own && !peer.is_loopback()).then_some(peer))
-}
-
-/// Whether a connection's congestion control models the path: the kernel's BBR, and VTL's `stream`.
-fn models(connection: &TcpStream) -> bool {
-    let name = getsockopt(connection, sockopt::TcpCongestion).unwrap_or_default();
-    let name = name.to_string_lossy();
-    name.starts_with("bbr") || name.starts_with("vtl_stream")
 }
 
 /// The counters as a carrier's.
@@ -221,6 +220,15 @@ mod tests {
         assert_eq!(bound(true, 899, 0), Bound::Application);
         assert_eq!(bound(true, 1000, 101), Bound::Application);
         assert_eq!(bound(false, 950, 50), Bound::Window);
+        let mut begins = TcpWatch {
+            models: true,
+            starts: true,
+            ..TcpWatch::default()
+        };
+        begins.counters(began, &info(0, 0));
+        let later = began + Duration::from_secs(1);
+        let bound = begins.counters(later, &info(1000, 0)).bound;
+        assert_eq!(bound, Bound::Window, "BBR's startup");
         // Another reader a moment later has no more to go by.
         let mut watch = TcpWatch::default();
         for (at, sending) in [(0, 0), (1000, 1000), (1003, 1000)] {
