@@ -532,7 +532,7 @@ mod tests {
         };
         let text = args.report().unwrap().text();
         assert!(
-            text.starts_with("tcp\n\nThe default, without asking"),
+            text.starts_with("tcp:bbr\n\nThe default, without asking"),
             "{text}"
         );
         let args = ExplainArgs {
