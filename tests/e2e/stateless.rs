@@ -21,8 +21,8 @@ const PORT: u16 = 7600;
 /// Messages of several packets are among those over reliable grafts.
 const LONGEST: usize = 5000;
 
-fn socket(world: &World, mode: Mode, host: Host) -> Socket {
-    let at = SocketAddr::new(world.servers()[0], PORT);
+fn socket(world: &World, mode: Mode, host: Host, port: u16) -> Socket {
+    let at = SocketAddr::new(world.servers()[0], port);
     let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
     socket.set_timeout(Some(PATIENCE));
     socket
@@ -40,9 +40,9 @@ fn tolerant() -> Requirements {
 }
 
 /// A client and a server with a session over this graft, which may lose something.
-fn pair(world: &World, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
-    let mut server = socket(world, Mode::Responder, Host::Server);
-    let mut client = socket(world, Mode::Initiator, Host::Client);
+fn pair(world: &World, port: u16, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
+    let mut server = socket(world, Mode::Responder, Host::Server, port);
+    let mut client = socket(world, Mode::Initiator, Host::Client, port);
     (client.negotiate_exactly(&tolerant(), graft, params)).expect("a session");
     server.validate().expect("a session");
     (client, server)
@@ -60,11 +60,14 @@ fn message(number: u64, most: usize) -> Vec<u8> {
 /// The message's number, if nothing of it is wrong.
 fn number(message: &[u8]) -> u64 {
     let number = u64::from_ne_bytes(message[..8].try_into().expect("eight bytes"));
-    let wrong = |(i, byte): (usize, &u8)| {
-        *byte != (number as usize).wrapping_mul(31).wrapping_add(i) as u8
-    };
+    let wrong =
+        |(i, byte): (usize, &u8)| *byte != (number as usize).wrapping_mul(31).wrapping_add(i) as u8;
     let damaged = message.iter().enumerate().skip(8).any(wrong);
-    assert!(!damaged, "message {number} of {} bytes is damaged", message.len());
+    assert!(
+        !damaged,
+        "message {number} of {} bytes is damaged",
+        message.len()
+    );
     number
 }
 
@@ -108,7 +111,11 @@ impl Side {
                 Err(error) => panic!("{error}"),
             }
         }
-        match self.socket.try_recv_message(&mut self.buffer).expect("received") {
+        match self
+            .socket
+            .try_recv_message(&mut self.buffer)
+            .expect("received")
+        {
             Some(0) => return false,
             Some(length) => {
                 self.received.push(number(&self.buffer[..length]));
@@ -148,10 +155,9 @@ fn next(switch: u64) -> (&'static str, &'static [(&'static str, u32)]) {
     }
 }
 
-/// So many switches, by the client, while both sides send. Returns what both have counted, and how long the switches
-/// took until the client had agreed.
+/// So many switches, by the client, while both sides send. Returns what both have counted.
 fn switch(world: &World, switches: u64) -> [Switches; 2] {
-    let (client, server) = pair(world, "go-back-n", &[("window", 64)]);
+    let (client, server) = pair(world, PORT, "go-back-n", &[("window", 64)]);
     let (mut client, mut server) = (Side::new(client), Side::new(server));
     let phase = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -193,10 +199,15 @@ fn switch(world: &World, switches: u64) -> [Switches; 2] {
             phase.load(Ordering::SeqCst) == 2
         });
         // What the server's last acknowledgements were for may be read now.
-        while client.socket.try_recv_message(&mut client.buffer).expect("received").is_some_and(|n| {
-            client.received.push(number(&client.buffer[..n]));
-            n > 0
-        }) {}
+        while client
+            .socket
+            .try_recv_message(&mut client.buffer)
+            .expect("received")
+            .is_some_and(|n| {
+                client.received.push(number(&client.buffer[..n]));
+                n > 0
+            })
+        {}
         let counted = client.socket.switches();
         client.socket.close().expect("closed");
         let server = serving.join().expect("the server");
@@ -213,7 +224,10 @@ fn switch(world: &World, switches: u64) -> [Switches; 2] {
             assert!(in_order, "twice, or out of order: {received:?}");
             let missing = sent - received.len() as u64;
             println!("direction {at}: {sent} sent, {missing} missing, {given_up:?}");
-            assert!(missing <= given_up.messages, "{missing} missing, {given_up:?}");
+            assert!(
+                missing <= given_up.messages,
+                "{missing} missing, {given_up:?}"
+            );
             assert!(given_up.messages <= given_up.packets, "{given_up:?}");
         }
         counted
@@ -255,8 +269,8 @@ fn negotiate__stateless_is_refused_where_nothing_may_be_lost() {
     let Some(world) = World::with_daemons("stateless-no", &Link::new(10.0, 100.0)) else {
         return;
     };
-    let mut server = socket(&world, Mode::Responder, Host::Server);
-    let mut client = socket(&world, Mode::Initiator, Host::Client);
+    let mut server = socket(&world, Mode::Responder, Host::Server, PORT);
+    let mut client = socket(&world, Mode::Initiator, Host::Client, PORT);
     client.negotiate(&Requirements::STREAM).expect("a session");
     server.validate().expect("a session");
     let refused = |socket: &mut Socket, why: &str| {
@@ -273,7 +287,10 @@ fn negotiate__stateless_is_refused_where_nothing_may_be_lost() {
         assert_eq!(to.recv_data(&mut buffer).expect("received"), 6);
         assert_eq!(&buffer[..6], b"sacred");
     };
-    refused(&mut client, "the application requires reliability of this session");
+    refused(
+        &mut client,
+        "the application requires reliability of this session",
+    );
     refused(&mut server, "promise that nothing is lost");
     bytes(&mut client, &mut server);
     // The server has required it, and its client does without from some time on: the client's host cannot know.
@@ -309,6 +326,7 @@ fn negotiate__stateless_beside_stateful() {
     const ROUNDS: usize = 10;
     const BACKLOG: u64 = 200;
     println!("rtt_ms,loss_pct,from,mode,round,agreed_ms,first_ms,given_up_packets,given_up_bytes");
+    let mut port = PORT;
     for (rtt, loss) in [(20.0, 0.0), (20.0, 5.0), (320.0, 0.0)] {
         let link = Link {
             loss_pct: loss,
@@ -319,8 +337,9 @@ fn negotiate__stateless_beside_stateful() {
         };
         for from in ["go-back-n", "partial-reliability"] {
             for round in 0..2 * ROUNDS {
+                port += 1; // the former one may not be free yet
                 let stateless = round % 2 == 0;
-                let (agreed, first, switches) = one_switch(&world, from, stateless, BACKLOG);
+                let (agreed, first, switches) = one_switch(&world, port, from, stateless, BACKLOG);
                 println!(
                     "{rtt},{loss},{from},{},{},{:.2},{:.2},{},{}",
                     if stateless { "stateless" } else { "stateful" },
@@ -338,11 +357,12 @@ fn negotiate__stateless_beside_stateful() {
 /// One switch from a graft with a window of 16 packets, and so many more in its ring, to `partial-reliability`.
 fn one_switch(
     world: &World,
+    port: u16,
     from: &str,
     stateless: bool,
     backlog: u64,
 ) -> (Duration, Duration, Switches) {
-    let (mut client, mut server) = pair(world, from, &[("window", 16)]);
+    let (mut client, mut server) = pair(world, port, from, &[("window", 16)]);
     let receiver = thread::spawn(move || {
         let mut buffer = vec![0; 2000];
         loop {
@@ -356,7 +376,9 @@ fn one_switch(
     // In the midst of it: the window moves, and is full.
     let old = [7; 1000];
     (0..backlog / 4).for_each(|_| client.send_message(&old).expect("sent"));
-    until("something is acknowledged", || client.unacknowledged() < backlog / 4);
+    until("something is acknowledged", || {
+        client.unacknowledged() < backlog / 4
+    });
     while client.unacknowledged() < backlog {
         client.send_message(&old).expect("sent");
     }

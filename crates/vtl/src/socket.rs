@@ -632,9 +632,10 @@ impl Socket {
         self.session.iter().chain(before)
     }
 
-    /// Packets queued for sending or in flight: not acknowledged by the peer.
+    /// Packets queued for sending or in flight: not acknowledged by the peer, nor given up by a stateless switch.
     pub fn unacknowledged(&self) -> u64 {
-        self.sessions().map(Session::unacknowledged).sum()
+        let sessions = self.sessions().filter(|session| !session.is_cut());
+        sessions.map(Session::unacknowledged).sum()
     }
 
     /// Waits until the peer has acknowledged everything, and ends the session. Dropping the socket
