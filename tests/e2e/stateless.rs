@@ -249,8 +249,8 @@ fn negotiate__stateless_gives_up_what_was_in_flight_and_no_more() {
     for (host, counted) in [Host::Client, Host::Server].into_iter().zip(counted) {
         assert_eq!(counted.count, switches);
         assert!(counted.given_up.packets > 0, "nothing was in flight");
-        if switches > 1000 {
-            continue; // more than the daemon keeps events of
+        if switches > 100 {
+            continue; // more than one answer has
         }
         let given_up = counted.given_up;
         let summed = [given_up.packets, given_up.messages, given_up.bytes];
