@@ -137,6 +137,17 @@ struct vtl_stats {
     uint64_t timeouts;       /* times that nothing came back for too long */
 };
 
+/* The stateless switches of a socket so far, whichever side has asked for them. What this side has
+ * given up in them, at most: of what was under way at that moment, the peer may have got some. */
+struct vtl_switches {
+    uint32_t size; /* sizeof(struct vtl_switches), set by the caller */
+    uint32_t reserved;
+    uint64_t count;    /* switches */
+    uint64_t packets;  /* packets sent, or to be sent, that were not acknowledged */
+    uint64_t messages; /* messages that end in them; a packet of a byte stream counts as one */
+    uint64_t bytes;    /* bytes of their payload */
+};
+
 /*
  * Makes a socket and stores its handle in *sock; on failure stores NULL. Needs the daemon, sends
  * nothing.
@@ -178,6 +189,21 @@ int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **
  * which.
  */
 int vtl_negotiate(vtl_socket *sock, const struct vtl_requirements *requirements);
+
+/*
+ * With `stateless` not 0, changes that vtl_negotiate() requests in a session are stateless from now
+ * on; at first they are not. Then the session before ends at once, in both directions. What either
+ * side had sent in it, and the peer had not acknowledged, is given up and counted: see
+ * vtl_get_switches(). What had arrived is still read, in order; nothing arrives twice, and no
+ * message in part. A message that was begun goes by the new session, from its beginning. If
+ * vtl_recv_part() or vtl_recv_data() has fetched a part of a message of which the rest was given
+ * up, the next call says -ECONNABORTED, once.
+ *
+ * vtl_negotiate() refuses that with -ECONNREFUSED unless the protocol may lose packets, or the
+ * session was opened with a max_loss, and neither side has required reliability. What is given up
+ * comes on top of max_loss. If the peer's host is too old, nothing is given up, as without.
+ */
+int vtl_set_stateless(vtl_socket *sock, int stateless);
 
 /*
  * Waits until a peer opens a session with this responder. Returns the number of the agreed
@@ -294,6 +320,9 @@ int vtl_get_info(const vtl_socket *sock, struct vtl_info *info);
 /* Counters and estimates. Set stats->size first. Asks the daemon: about 0.1 ms. -ENOTCONN: there
  * is no session yet. */
 int vtl_get_stats(const vtl_socket *sock, struct vtl_stats *stats);
+
+/* The stateless switches so far: see vtl_set_stateless(). Set switches->size first. */
+int vtl_get_switches(const vtl_socket *sock, struct vtl_switches *switches);
 
 /* What went wrong in this thread's last call that failed: one sentence, or "". Never NULL; valid
  * until this thread's next call that fails. */

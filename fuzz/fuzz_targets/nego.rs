@@ -137,6 +137,7 @@ fn offer(input: &OfferInput) -> Offer {
             long_messages: true,
         }),
         succeeds: input.succeeds,
+        stateless: input.services & 1 << 15 != 0,
     }
 }
 
@@ -159,6 +160,7 @@ impl Host {
             grafts: &self.grafts,
             listening: policy & 1 == 0,
             room: policy & 2 == 0,
+            tolerant: policy & 4 == 0,
         };
         let next_sid = self.sid + 1;
         let verdict = self

@@ -105,6 +105,9 @@ def blocking(host):
         raises(TimeoutError, session.recv, 1)
         stats = session.stats()
         assert stats.rtt > 0 and stats.sent >= SIZE // 1500, stats
+        refused = raises(ConnectionRefusedError, session.negotiate, None, stateless=True)
+        assert "reliability" in str(refused), refused
+        assert session.switches().count == 0
         session.settimeout(60)
     assert raises(OSError, session.recv, 1).errno == errno.EBADF
 

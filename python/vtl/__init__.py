@@ -18,7 +18,7 @@ VTL_SOCKET, or else /run/vtl/vtld.sock. Failures are OSError and its subclasses
 ValueError if what is asked for contradicts itself.
 """
 
-from ._lib import Info, Preference, Requirements, Services, Statistics, version
+from ._lib import Info, Preference, Requirements, Services, Statistics, Switches, version
 from ._socket import Listener, Session, connect, respond
 from . import aio
 
@@ -30,6 +30,7 @@ __all__ = [
     "Services",
     "Session",
     "Statistics",
+    "Switches",
     "aio",
     "connect",
     "respond",

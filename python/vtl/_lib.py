@@ -121,6 +121,17 @@ class CStats(ctypes.Structure):
     ]
 
 
+class CSwitches(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32),
+        ("reserved", c_uint32),
+        ("count", c_uint64),
+        ("packets", c_uint64),
+        ("messages", c_uint64),
+        ("bytes", c_uint64),
+    ]
+
+
 @dataclass(frozen=True)
 class Info:
     """What was negotiated."""
@@ -171,6 +182,20 @@ class Statistics:
     """Times that nothing came back for too long."""
 
 
+@dataclass(frozen=True)
+class Switches:
+    """Stateless switches so far, and what this side has given up in them, at most."""
+
+    count: int
+    """Switches, whichever side has asked for them."""
+    packets: int
+    """Packets that the peer had not acknowledged."""
+    messages: int
+    """Messages that end in them; a packet of a byte stream counts as one."""
+    bytes: int
+    """Bytes of their payload."""
+
+
 def _load() -> ctypes.CDLL:
     # The GIL is released while a function of it runs.
     lib = ctypes.CDLL(str(Path(__file__).with_name("libvtl.so")))
@@ -187,10 +212,12 @@ def _load() -> ctypes.CDLL:
         ("vtl_recv_part", c_ssize_t, [sock, c_void_p, c_size_t, ctypes.POINTER(c_int)]),
         ("vtl_close", c_int, [sock]),
         ("vtl_abort", c_int, [sock]),
+        ("vtl_set_stateless", c_int, [sock, c_int]),
         ("vtl_set_timeout", c_int, [sock, c_int]),
         ("vtl_fd", c_int, [sock]),
         ("vtl_get_info", c_int, [sock, ctypes.POINTER(CInfo)]),
         ("vtl_get_stats", c_int, [sock, ctypes.POINTER(CStats)]),
+        ("vtl_get_switches", c_int, [sock, ctypes.POINTER(CSwitches)]),
         ("vtl_last_error", c_char_p, []),
         ("vtl_version", c_char_p, []),
     ]
@@ -262,6 +289,14 @@ class Handle:
         c = CStats(size=ctypes.sizeof(CStats))
         check(LIB.vtl_get_stats(self.value, ctypes.byref(c)))
         return Statistics(*(getattr(c, field[0]) for field in CStats._fields_[2:]))
+
+    def switches(self) -> Switches:
+        c = CSwitches(size=ctypes.sizeof(CSwitches))
+        check(LIB.vtl_get_switches(self.value, ctypes.byref(c)))
+        return Switches(c.count, c.packets, c.messages, c.bytes)
+
+    def set_stateless(self, stateless: bool) -> None:
+        check(LIB.vtl_set_stateless(self.value, stateless))
 
     def close(self) -> int:
         """Ends it in order; the handle stays if that would have to wait."""

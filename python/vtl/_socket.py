@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Callable, Iterator, Optional, Type, TypeVar, Union
 
 from . import _lib
-from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
+from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, Switches, check
+from ._lib import waits
 
 # Interval at which calls that wait return to Python, for signals such as Ctrl-C, ms.
 _SLICE = 100
@@ -147,11 +148,15 @@ class Session(_Waiting):
 
         return message.take(limit) if self._wait(call) else b""
 
-    def negotiate(self, requirements: Optional[Requirements] = None) -> None:
+    def negotiate(
+        self, requirements: Optional[Requirements] = None, stateless: bool = False
+    ) -> None:
         """Has another session take the place of this one: see vtl_negotiate() in vtl.h.
 
-        Without requirements: reliable, ordered, with congestion control.
+        Without requirements: reliable, ordered, with congestion control. Stateless: at once, and
+        what is not acknowledged is given up, if the session may lose packets: vtl_set_stateless().
         """
+        self._handle.set_stateless(stateless)
         self._wait(lambda: self._handle.negotiate(requirements))
 
     def info(self) -> Info:
@@ -161,6 +166,10 @@ class Session(_Waiting):
     def stats(self) -> Statistics:
         """Counters and estimates."""
         return self._handle.stats()
+
+    def switches(self) -> Switches:
+        """Stateless switches so far, and what was given up in them."""
+        return self._handle.switches()
 
 
 class Listener(_Waiting):

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import AsyncIterator, Callable, Optional, Type, TypeVar, Union
 
 from . import _lib
-from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, check, waits
+from ._lib import LIB, Buffer, Handle, In, Info, Out, Requirements, Statistics, Switches, check
+from ._lib import waits
 
 # The shortest and the longest pause between two looks whether a peer has everything, s.
 _CLOSE = (0.001, 0.05)
@@ -191,12 +192,16 @@ class Session(_Watched):
         while message := await self.recv_message():
             yield message
 
-    async def negotiate(self, requirements: Optional[Requirements] = None) -> None:
+    async def negotiate(
+        self, requirements: Optional[Requirements] = None, stateless: bool = False
+    ) -> None:
         """Has another session take the place of this one: see vtl_negotiate() in vtl.h.
 
-        Without requirements: reliable, ordered, with congestion control.
+        Without requirements: reliable, ordered, with congestion control. Stateless: at once, and
+        what is not acknowledged is given up, if the session may lose packets: vtl_set_stateless().
         """
         async with self._sending:
+            self._handle.set_stateless(stateless)
             await self._wait(lambda: self._handle.negotiate(requirements))
 
     def info(self) -> Info:
@@ -206,6 +211,10 @@ class Session(_Watched):
     def stats(self) -> Statistics:
         """Counters and estimates. Asks the daemon, which takes about 0.1 ms."""
         return self._handle.stats()
+
+    def switches(self) -> Switches:
+        """Stateless switches so far, and what was given up in them."""
+        return self._handle.switches()
 
 
 class Listener(_Watched):

@@ -52,6 +52,7 @@ mod restart;
 mod rules;
 mod select;
 mod stacks;
+mod stateless;
 mod succession;
 mod systemd;
 mod talk;

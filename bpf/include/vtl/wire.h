@@ -48,6 +48,8 @@ enum {
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: retransmission, with the same sequence number */
     VTL_F_PARTIAL = 1 << 2,    /* ACK: the bitmap is truncated; later packets are not described */
     VTL_F_UPDATE = 1 << 3, /* ACK: window update that no packet caused; the echo is an old one */
+    VTL_F_STATELESS = 1 << 3, /* NEGO with SUCCEED: the predecessor may end at once, with what is in
+                               * flight; NEGO_ACK with SUCCEED: it does */
     VTL_F_ABORT = 1 << 4,  /* CLOSE: data may be undelivered */
     VTL_F_LAST = 1 << 4,   /* DATA: last packet of its direction; later data go by the session's
                             * successor. Its payload is ignored */
@@ -138,6 +140,7 @@ enum vtl_nack {
     VTL_NACK_USED = 6,        /* replay: the ticket has already opened a session */
     VTL_NACK_SUCCESSION = 7,  /* no such session to succeed, or it has a successor */
     VTL_NACK_EXTENSION = 8,   /* unknown critical extension */
+    VTL_NACK_RELIABLE = 9,    /* VTL_F_STATELESS, but the predecessor may not lose anything */
 };
 
 /* One parameter of an offered graft. 8 bytes. */

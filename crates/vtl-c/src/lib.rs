@@ -29,7 +29,7 @@ mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 }
 
-use abi::{vtl_info, vtl_mode, vtl_requirements, vtl_socket, vtl_stats};
+use abi::{vtl_info, vtl_mode, vtl_requirements, vtl_socket, vtl_stats, vtl_switches};
 
 static SOCKETS: Table<Socket> = Table::new();
 
@@ -399,6 +399,17 @@ pub extern "C" fn vtl_abort(sock: *mut vtl_socket) -> c_int {
     })
 }
 
+/// `vtl_set_stateless`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vtl_set_stateless(sock: *mut vtl_socket, stateless: c_int) -> c_int {
+    guard(|| {
+        socket(sock)?.shared(|s, _| {
+            s.set_stateless(stateless != 0);
+            Ok(0)
+        })
+    })
+}
+
 /// `vtl_set_timeout`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vtl_set_timeout(sock: *mut vtl_socket, milliseconds: c_int) -> c_int {
@@ -479,6 +490,30 @@ pub unsafe extern "C" fn vtl_get_stats(sock: *const vtl_socket, stats: *mut vtl_
     })
 }
 
+/// `vtl_get_switches`.
+///
+/// # Safety
+/// `switches` has `switches->size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vtl_get_switches(
+    sock: *const vtl_socket,
+    switches: *mut vtl_switches,
+) -> c_int {
+    guard(|| {
+        let s = socket(sock)?.shared(|s, _| Ok(s.switches()))?;
+        let found = vtl_switches {
+            size: 0,
+            reserved: 0,
+            count: s.count,
+            packets: s.given_up.packets,
+            messages: s.given_up.messages,
+            bytes: s.given_up.bytes,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { fill(switches, found, |i| &raw mut (*i).size) }
+    })
+}
+
 /// Writes `found` to the caller's structure, which may belong to an older or newer header: what it
 /// lacks is left out, what it has more is left alone.
 ///
@@ -546,9 +581,11 @@ const _: () = {
         vtl_close(Sock) -> c_int;
         vtl_abort(Sock) -> c_int;
         vtl_set_timeout(Sock, c_int) -> c_int;
+        vtl_set_stateless(Sock, c_int) -> c_int;
         vtl_fd(*const vtl_socket) -> c_int;
         vtl_get_info(*const vtl_socket, *mut vtl_info) -> c_int;
         vtl_get_stats(*const vtl_socket, *mut vtl_stats) -> c_int;
+        vtl_get_switches(*const vtl_socket, *mut vtl_switches) -> c_int;
         vtl_last_error() -> *const c_char;
         vtl_strerror(c_int) -> *const c_char;
         vtl_version() -> *const c_char;

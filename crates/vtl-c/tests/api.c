@@ -236,6 +236,13 @@ static void blocking(const char *peer) {
     CHECK(vtl_negotiate(sock, &want) == -ECONNREFUSED);
     want.multipath = VTL_NO_PREFERENCE;
     CHECK(vtl_negotiate(sock, &want) == gid);
+    /* At once: never what is reliable. */
+    CHECK(vtl_set_stateless(sock, 1) == 0);
+    CHECK(vtl_negotiate(sock, &want) == -ECONNREFUSED);
+    CHECK(strstr(vtl_last_error(), "requires reliability"));
+    CHECK(vtl_set_stateless(sock, 0) == 0);
+    struct vtl_switches switches = {.size = sizeof switches, .count = 7};
+    CHECK(vtl_get_switches(sock, &switches) == 0 && switches.count == 0);
 
     pthread_t sender;
     CHECK(pthread_create(&sender, NULL, send_all, sock) == 0);

@@ -7,6 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::GivenUp;
+
 /// A word or a sentence of an event.
 pub type Text = Cow<'static, str>;
 
@@ -228,6 +230,20 @@ pub enum What {
         /// VTL port at which it was opened.
         port: u16,
     },
+    /// A stateless switch ended such a session at once: its successor goes on.
+    SessionCut {
+        /// Its index.
+        sid: u32,
+        /// The successor's.
+        by: u32,
+        /// The other host.
+        peer: IpAddr,
+        /// VTL port at which it was opened.
+        port: u16,
+        /// What this host had written in it, and the peer had not acknowledged.
+        #[serde(flatten)]
+        given_up: GivenUp,
+    },
     /// Flows that are spread over several stacks have a further path.
     PathUp(PathEvent),
     /// They do not have it any more.
@@ -366,7 +382,7 @@ fn is_false(flag: &bool) -> bool {
 }
 
 /// What `kinds` of [`Request::Events`](crate::Request::Events) may name: subjects, and events.
-pub const KINDS: [&str; 46] = [
+pub const KINDS: [&str; 47] = [
     "flow",
     "flow_opened",
     "flow_moved",
@@ -381,6 +397,7 @@ pub const KINDS: [&str; 46] = [
     "session",
     "session_up",
     "session_down",
+    "session_cut",
     "path",
     "path_up",
     "path_down",
@@ -429,6 +446,7 @@ impl What {
             Self::CarrierFailed { .. } => "carrier_failed",
             Self::SessionUp { .. } => "session_up",
             Self::SessionDown { .. } => "session_down",
+            Self::SessionCut { .. } => "session_cut",
             Self::PathUp(_) => "path_up",
             Self::PathDown(_) => "path_down",
             Self::AddressAdded { .. } => "address_added",

@@ -41,6 +41,6 @@ pub use event::{
     What,
 };
 pub use request::{
-    BadRequest, CarrierSpec, Destination, Executable, HookTarget, Learning, OpenedConnection,
-    PROTOCOL, PeerKey, Request, SessionKey, SessionRequest,
+    BadRequest, CarrierSpec, Destination, Executable, GivenUp, HookTarget, Learning,
+    OpenedConnection, PROTOCOL, PeerKey, Request, SessionKey, SessionRequest,
 };

@@ -344,6 +344,10 @@ pub enum Request {
     ///
     /// Answer: [`SessionStatus`](crate::SessionStatus).
     Statistics,
+    /// Release the connection's session, which a stateless switch has ended, and tell what was given up of it.
+    ///
+    /// Answer: [`Done`](crate::Done).
+    GiveUp(GivenUp),
     /// End the connection's session.
     ///
     /// Answer: [`Done`](crate::Done).
@@ -398,6 +402,7 @@ impl Request {
             | Self::Follow { .. }
             | Self::Listen { .. }
             | Self::Statistics
+            | Self::GiveUp(_)
             | Self::Close { .. } => Some(PROMPT),
         }
     }
@@ -564,6 +569,9 @@ pub struct SessionRequest {
     /// Services and bounds for the choice of the graft.
     #[serde(flatten)]
     pub requirements: Requirements,
+    /// Of a session that succeeds another one: that one may end at once, and lose what is in flight (stateless).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub stateless: bool,
     /// Only this graft.
     #[serde(default, skip_serializing_if = "is_default")]
     pub graft: Option<String>,
@@ -574,6 +582,18 @@ pub struct SessionRequest {
         deserialize_with = "must::params"
     )]
     pub params: BTreeMap<String, u32>,
+}
+
+/// What a host gives up of its own direction in a stateless switch, at most: the peer may have got some of it, and its
+/// acknowledgement was still to come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// Packets written and not acknowledged.
+    pub packets: u64,
+    /// Messages that end in them; a packet of a byte stream counts as one.
+    pub messages: u64,
+    /// Bytes of their payload.
+    pub bytes: u64,
 }
 
 /// An invalid request: one sentence.

@@ -12,6 +12,7 @@
 //!
 //! Sessions (sections 4 to 6), whose packets the kernel's programs send and receive:
 //! - [`session`]: the life of a session: handshake, keepalive, closing;
+//! - [`switch`]: whether a session may be left at once for its successor, with what is in flight;
 //! - [`mtud`]: path MTU discovery, and fallback to TCP where nothing else gets through.
 //!
 //! Choice: classification of flows by their first packets ([`profile`]), their traffic over time ([`traffic`]), the state of paths ([`netmon`]), what carrier
@@ -29,6 +30,7 @@ pub mod reconfigure;
 pub mod select;
 pub mod session;
 pub mod stacks;
+pub mod switch;
 pub mod traffic;
 
 pub use association::Association;

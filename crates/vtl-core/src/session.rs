@@ -121,6 +121,8 @@ pub enum EndReason {
     Failed,
     /// Ended by this host.
     Local,
+    /// Ended at once by a stateless switch: its successor goes on.
+    Cut,
 }
 
 /// CLOSE packets to send at the end of a session.
@@ -425,6 +427,12 @@ impl<N> Lifecycle<N> {
     /// Ends a session that cannot go on, to be reported to its user. `None` if it has ended.
     pub fn fail(&mut self) -> Option<End> {
         self.end(Farewell::Nothing, EndReason::Failed)
+    }
+
+    /// Ends a session for its successor, by a stateless switch. Nothing is sent: the peer knows, or learns by the
+    /// successor's first packet. `None` if it has ended.
+    pub fn cut(&mut self) -> Option<End> {
+        self.end(Farewell::Nothing, EndReason::Cut)
     }
 
     fn end(&mut self, farewell: Farewell, reason: EndReason) -> Option<End> {

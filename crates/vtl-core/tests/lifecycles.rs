@@ -197,6 +197,7 @@ impl Host {
             Some(EndReason::ClosedByPeer) => Outcome::ClosedByPeer,
             Some(EndReason::Failed) => Outcome::Failed,
             Some(EndReason::Local) => Outcome::Local,
+            Some(EndReason::Cut) => unreachable!("no session has a successor"),
         };
         self.note_end(now, outcome);
         if end.tell.is_some() {

@@ -76,6 +76,8 @@ pub struct Established {
     pub rtt: Option<Duration>,
     /// Ticket for the next session with this peer; only at the initiator.
     pub ticket: Option<Ticket>,
+    /// The session succeeds another one, which ends at once, with what is in flight ([`asks_stateless`]).
+    pub stateless: bool,
 }
 
 /// Why there is no session.
@@ -134,6 +136,9 @@ pub enum Reason {
     /// NEGO has a critical extension that the responder does not know.
     #[error("it does not know an extension that the session requires")]
     Extension,
+    /// A stateless switch, where the application there does without no packet.
+    #[error("its application requires that nothing is lost: switch without stateless")]
+    Reliable,
     /// Unknown to this version.
     #[error("reason {0}")]
     Other(u8),
@@ -150,6 +155,7 @@ impl From<u8> for Reason {
             intf::VTL_NACK_USED => Self::Used,
             intf::VTL_NACK_SUCCESSION => Self::Succession,
             intf::VTL_NACK_EXTENSION => Self::Extension,
+            intf::VTL_NACK_RELIABLE => Self::Reliable,
             _ => Self::Other(value),
         }
     }
@@ -166,6 +172,7 @@ impl From<Reason> for u8 {
             Reason::Used => intf::VTL_NACK_USED as u8,
             Reason::Succession => intf::VTL_NACK_SUCCESSION as u8,
             Reason::Extension => intf::VTL_NACK_EXTENSION as u8,
+            Reason::Reliable => intf::VTL_NACK_RELIABLE as u8,
             Reason::Other(value) => value,
         }
     }
@@ -197,6 +204,13 @@ impl NegoKey {
 pub fn succeeded(nego: &Nego<'_>) -> Option<(u32, u64)> {
     let asks = u32::from(nego.header.flags) & intf::VTL_F_SUCCEED != 0;
     asks.then_some((nego.header.sid, nego.header.token))
+}
+
+/// Whether a NEGO asks for, or a NEGO_ACK agrees to, a stateless switch: the session to be succeeded ends at once in
+/// both directions, and what is in flight in it may be lost. Older hosts neither set the flag nor heed it.
+pub fn asks_stateless(nego: &Nego<'_>) -> bool {
+    let asks = u32::from(nego.header.flags) & intf::VTL_F_STATELESS != 0;
+    asks && succeeded(nego).is_some()
 }
 
 /// Builds the refusal of a NEGO of another version; `None` for any other packet, such as a damaged NEGO of this
@@ -245,6 +259,7 @@ fn established(nego: &Nego<'_>, max_payload: u16, gid: u16, params: Values) -> E
         params,
         rtt: None,
         ticket: None,
+        stateless: false,
     }
 }
 

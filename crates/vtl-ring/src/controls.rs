@@ -33,6 +33,12 @@ impl Controls {
         self.transmit.producer().load(Ordering::Acquire)
     }
 
+    /// Packets published and not acknowledged; meaningless if the application writes nonsense.
+    pub fn unacknowledged(&self) -> u64 {
+        let acknowledged = self.transmit.consumer().load(Ordering::Acquire);
+        self.published().saturating_sub(acknowledged)
+    }
+
     /// Tells the writer the path's maximum payload, bytes.
     pub fn set_path(&self, most: u16) {
         self.transmit.most().store(most.into(), Ordering::Relaxed);

@@ -162,12 +162,15 @@ pub enum Closed {
     Broken,
     /// This side's daemon closed it.
     Local,
+    /// A stateless switch has ended it: its successor goes on, what was in flight is given up.
+    Cut,
 }
 
 fn closed(value: u32) -> Option<Closed> {
     match (value & !intf::VTL_SUCCEEDED).checked_sub(1)? {
         intf::VTL_CLOSED_BY_PEER => Some(Closed::ByPeer),
         intf::VTL_CLOSED_LOCAL => Some(Closed::Local),
+        intf::VTL_CLOSED_CUT => Some(Closed::Cut),
         _ => Some(Closed::Broken),
     }
 }

@@ -255,6 +255,20 @@ impl TxRing {
             .wrapping_sub(self.ring.consumer().load(Ordering::Acquire))
     }
 
+    /// What is written and not acknowledged: packets, messages that end in them, and bytes before sealing.
+    pub fn pending(&self) -> (u64, u64, u64) {
+        let packets = self.unacknowledged().min(self.ring.slots.into());
+        let (mut messages, mut bytes) = (0, 0);
+        for number in self.next - packets..self.next {
+            let slot = self.ring.slot(number).as_ptr();
+            // SAFETY: inside the mapping; this side has written it.
+            let more = unsafe { (&raw const (*slot).more).read_volatile() };
+            messages += u64::from(more & intf::VTL_F_MORE == 0);
+            bytes += self.ring.content(number).1.saturating_sub(self.overhead()) as u64;
+        }
+        (packets, messages, bytes)
+    }
+
     /// Whether and how the session ended.
     pub fn closed(&self) -> Option<Closed> {
         closed(self.ring.closed().load(Ordering::Acquire))
@@ -285,6 +299,25 @@ mod tests {
         assert_eq!((tx.room(), tx.unacknowledged()), (7, 1));
         tx.ring.consumer().store(1, Ordering::Release);
         assert_eq!((tx.room(), tx.unacknowledged()), (8, 0));
+    }
+
+    #[test]
+    fn tx_ring__what_is_pending_is_counted_by_message() {
+        let fd = memory();
+        let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
+        assert_eq!(tx.pending(), (0, 0, 0));
+        tx.publish(&[10, 20]);
+        tx.publish_message(&[100, 100, 5], false);
+        // The next one is begun, and goes on.
+        tx.publish_message(&[100], true);
+        assert_eq!(tx.pending(), (6, 3, 335));
+        tx.ring.consumer().store(3, Ordering::Release);
+        assert_eq!(tx.pending(), (3, 1, 205));
+        tx.ring.consumer().store(99, Ordering::Release);
+        assert!(
+            tx.pending().0 <= u64::from(SLOTS),
+            "whatever is written there"
+        );
     }
 
     #[test]

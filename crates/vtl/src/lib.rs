@@ -25,4 +25,6 @@ pub use listener::Listener;
 pub use message::Part;
 pub use shared::Shared;
 pub use socket::{Agreement, Error, Mode, Socket, Statistics};
+pub use succession::Switches;
+pub use vtl_control::GivenUp;
 pub use vtl_proto::services::{Preference, Qos, Requirements, Services};

@@ -20,7 +20,7 @@ use nix::{
 use vtl_proto::services::Requirements;
 
 use crate::{
-    Part, Statistics,
+    Part, Statistics, Switches,
     socket::{Agreement, Error, Mode, Socket},
     waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
@@ -230,6 +230,21 @@ impl Shared {
         self.operate(&self.sending, &self.receiving, limit, |socket| {
             socket.try_negotiate(requirements)
         })
+    }
+
+    /// As [`Socket::set_stateless`].
+    pub fn set_stateless(&self, stateless: bool) {
+        if let Some(socket) = lock(&self.socket).as_mut() {
+            socket.set_stateless(stateless);
+        }
+    }
+
+    /// As [`Socket::switches`].
+    pub fn switches(&self) -> Switches {
+        lock(&self.socket)
+            .as_ref()
+            .map(Socket::switches)
+            .unwrap_or_default()
     }
 
     /// As [`Socket::validate`].

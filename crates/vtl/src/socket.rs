@@ -36,7 +36,7 @@ pub use crate::error::Error;
 use crate::{
     message::Part,
     session::{Halt, Receivable, Session},
-    succession::{Patience, Succession},
+    succession::{Patience, Succession, Switches},
     waiting::{Source, WAIT_MS, deadline, epoll, patience, pause, poll, watch},
 };
 
@@ -224,9 +224,30 @@ impl Socket {
             requirements: *requirements,
             graft: Some(graft.to_owned()),
             params: params.iter().map(param).collect(),
+            ..SessionRequest::default()
         };
         let limit = self.deadline();
         self.await_agreement(limit, |socket| socket.try_connect(&wanted))
+    }
+
+    /// Whether successions that this socket requests by [`Socket::negotiate`] and its variants are stateless from now on;
+    /// at first they are not. A stateless switch takes one round trip and waits for nothing: the session before ends at
+    /// once, in both directions, and what either side had sent in it and was not acknowledged is given up and counted
+    /// ([`Socket::switches`]). What had arrived is still read, in order; nothing arrives twice, and no message in part: one
+    /// that was begun goes by the new session, from its beginning. A reader that has fetched a part of a message of which
+    /// the rest was cut off gets [`Error::Cut`], once.
+    ///
+    /// Only for applications that do without some packets: over a graft that may lose some, or if the session was opened
+    /// with a bound of losses (`max_loss`), and neither side has required reliability; otherwise the request is refused.
+    /// What is given up comes on top of `max_loss`. With a peer's host of an earlier version the switch loses nothing,
+    /// and takes as long as without.
+    pub fn set_stateless(&mut self, stateless: bool) {
+        self.succession.stateless = stateless;
+    }
+
+    /// Stateless switches so far, requested by either side, and what this side has given up in them.
+    pub fn switches(&self) -> Switches {
+        self.succession.switches
     }
 
     /// Requests a session, or the succession of the present one, and takes the answer.
@@ -611,9 +632,10 @@ impl Socket {
         self.session.iter().chain(before)
     }
 
-    /// Packets queued for sending or in flight: not acknowledged by the peer.
+    /// Packets queued for sending or in flight: not acknowledged by the peer, nor given up by a stateless switch.
     pub fn unacknowledged(&self) -> u64 {
-        self.sessions().map(Session::unacknowledged).sum()
+        let sessions = self.sessions().filter(|session| !session.is_cut());
+        sessions.map(Session::unacknowledged).sum()
     }
 
     /// Waits until the peer has acknowledged everything, and ends the session. Dropping the socket

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use vtl_control::{Client, Destination, Done, Grant, Request, SessionRequest};
+use vtl_control::{Client, Destination, Done, GivenUp, Grant, Request, SessionRequest};
 
 use crate::{
     error::Error,
@@ -42,6 +42,29 @@ pub(crate) struct Succession {
     own: Option<Arc<Epoll>>,
     /// Packets given up in all finished sessions.
     pub(crate) given_up: u64,
+    /// Ask for stateless switches from now on.
+    pub(crate) stateless: bool,
+    /// What these have cost so far.
+    pub(crate) switches: Switches,
+}
+
+/// Stateless switches of a socket so far, whichever side has asked for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switches {
+    /// How many.
+    pub count: u64,
+    /// What this side had sent and has given up in them, at most: of what is under way at that moment, the peer may get
+    /// some.
+    pub given_up: GivenUp,
+}
+
+impl Switches {
+    fn add(&mut self, cut: GivenUp) {
+        self.count += 1;
+        self.given_up.packets += cut.packets;
+        self.given_up.messages += cut.messages;
+        self.given_up.bytes += cut.bytes;
+    }
 }
 
 enum Asked {
@@ -58,6 +81,8 @@ pub(crate) struct Old {
     since: Instant,
     /// The last packet is published, or is of no use.
     ended: bool,
+    /// A stateless switch has ended it, and the daemon has forgotten it.
+    cut: bool,
 }
 
 impl Old {
@@ -65,6 +90,9 @@ impl Old {
     fn tend(&mut self) -> bool {
         // The session's wake-ups are handled here, and must not keep the descriptor readable.
         let _ = self.session.clear_wakeups();
+        if self.cut {
+            return self.session.is_cut_read();
+        }
         self.ended = self.ended || self.session.try_end_sending();
         let read = if self.session.reliable {
             self.session.is_read()
@@ -107,7 +135,10 @@ impl Socket {
             let client = Client::connect(&self.daemon)?;
             client.ask(&Request::Connect {
                 to: Destination::Successor { succeeds },
-                session: wanted.clone(),
+                session: SessionRequest {
+                    stateless: self.succession.stateless,
+                    ..wanted.clone()
+                },
             })?;
             watch(&self.any, &client, Source::Other)?;
             self.succession.asked = Some(Asked::Waiting(Arc::new(client)));
@@ -137,7 +168,7 @@ impl Socket {
                 Err(error) => self.tell(Err(error.into())),
             }
         }
-        let between = |s: &Session| s.between_messages().is_ok();
+        let between = |s: &Session| s.is_cut() || s.between_messages().is_ok();
         if self.session.as_ref().is_some_and(between)
             && let Some(Asked::Granted(client, grant, descriptors)) = self
                 .succession
@@ -148,6 +179,7 @@ impl Socket {
             if outcome.is_err() {
                 // The peer has moved on to the new session, or will.
                 let _ = self.client.call::<Done>(&Request::Close { aborted: true });
+                self.lose_cut();
             }
             self.tell(outcome);
         }
@@ -183,9 +215,17 @@ impl Socket {
         let own = self.succession.own.replace(own);
         if let Some(mut before) = self.session.replace(session) {
             before.old = true;
+            let cut = before.is_cut();
+            if cut {
+                let given_up = before.cut_off();
+                self.succession.switches.add(given_up);
+                // Without the daemon the session has ended anyway.
+                let _ = client.call::<Done>(&Request::GiveUp(given_up));
+            }
             self.succession.old.push_back(Old {
                 // Over an unreliable graft the last packet may get lost: it is not sent.
-                ended: !before.reliable,
+                ended: cut || !before.reliable,
+                cut,
                 session: before,
                 client,
                 own,
@@ -194,6 +234,13 @@ impl Socket {
         }
         self.agreement = Some(agreement.clone());
         Ok(agreement)
+    }
+
+    /// Notes that the present session, if it was cut, has no successor that can be used.
+    fn lose_cut(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.lost = session.is_cut();
+        }
     }
 
     /// Whether there is more to handle than the present session.
@@ -221,6 +268,7 @@ impl Socket {
             && let Some(session) = &mut self.session
         {
             session.stays = true;
+            session.lost = session.is_cut();
         }
         let mut done = self.succession.old.iter_mut().map(Old::tend);
         // Handle all of them; they retire in order.
@@ -235,12 +283,13 @@ impl Socket {
     pub(crate) fn are_old_delivered(&self) -> Result<bool, Error> {
         let mut all = true;
         for old in &self.succession.old {
-            all &= old.ended
-                && match old.session.delivered() {
-                    // An orderly end: the peer read everything before.
-                    Err(Error::ClosedByPeer(_)) => true,
-                    delivered => delivered?,
-                };
+            all &= old.cut
+                || old.ended
+                    && match old.session.delivered() {
+                        // An orderly end: the peer read everything before.
+                        Err(Error::ClosedByPeer(_)) => true,
+                        delivered => delivered?,
+                    };
         }
         Ok(all)
     }
@@ -250,10 +299,12 @@ impl Socket {
         let Some(mut old) = self.succession.old.pop_front() else {
             return;
         };
-        // To the peer, an orderly end means that everything was read.
-        let aborted = old.session.reliable && !old.session.is_read();
-        // Without the daemon the session has ended anyway.
-        let _ = old.client.call::<Done>(&Request::Close { aborted });
+        if !old.cut {
+            // To the peer, an orderly end means that everything was read.
+            let aborted = old.session.reliable && !old.session.is_read();
+            // Without the daemon the session has ended anyway.
+            let _ = old.client.call::<Done>(&Request::Close { aborted });
+        }
         // Fails only if it was never added.
         let _ = match &old.own {
             Some(own) => self.any.delete(&own.0),

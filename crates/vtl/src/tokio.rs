@@ -23,7 +23,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::{Agreement, Error, Mode, Part, Requirements, Statistics};
+use crate::{Agreement, Error, Mode, Part, Requirements, Statistics, Switches};
 
 /// Minimum and maximum polling interval of close, for delivery.
 const CLOSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
@@ -149,6 +149,16 @@ impl Socket {
             })
         })
         .await
+    }
+
+    /// As [`crate::Socket::set_stateless`].
+    pub fn set_stateless(&mut self, stateless: bool) {
+        self.socket.set_stateless(stateless);
+    }
+
+    /// As [`crate::Socket::switches`].
+    pub fn switches(&self) -> Switches {
+        self.socket.switches()
     }
 
     /// Registers a socket, with a session or without, with the runtime.

@@ -425,6 +425,10 @@ impl Service {
                 granted(self.broker.accept(owner, key, gone)?, caller.same_netns)
             }
             Request::Statistics => plain(self.broker.statistics(owner)?),
+            Request::GiveUp(given_up) => {
+                self.broker.give_up(owner, given_up);
+                plain(Done {})
+            }
             Request::Close { aborted } => {
                 self.broker.close(owner, aborted);
                 plain(Done {})
@@ -678,6 +682,7 @@ fn wish(session: SessionRequest) -> Result<Wish, String> {
         wanted: session.requirements,
         graft: session.graft,
         params: session.params.into_iter().collect(),
+        stateless: session.stateless,
         from: None,
     })
 }

@@ -75,6 +75,10 @@ fn samples() -> Vec<Value> {
         carrier("carrier_failed", json!({ "why": "timed out" })),
         session("session_up", json!({ "graft": "stream" })),
         session("session_down", json!({})),
+        session(
+            "session_cut",
+            json!({ "by": 4, "packets": 3, "messages": 2, "bytes": 4100 }),
+        ),
         path("path_up"),
         path("path_down"),
         address("address_added"),

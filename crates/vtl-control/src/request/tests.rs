@@ -380,6 +380,7 @@ fn sessions__have_these_forms() {
             to: Destination::Successor { succeeds: key },
             session: SessionRequest {
                 requirements: Requirements::default(),
+                stateless: true,
                 graft: Some("cubic".to_owned()),
                 params: [("window".to_owned(), 64)].into(),
             },
@@ -388,7 +389,7 @@ fn sessions__have_these_forms() {
             "op": "connect", "succeeds": succeeds,
             "services": 0, "prefer": 0, "avoid": 0, "prohibit": 0,
             "max_delay_ms": null, "min_throughput_mbit": null, "max_loss_pct": null,
-            "graft": "cubic", "params": { "window": 64 },
+            "stateless": true, "graft": "cubic", "params": { "window": 64 },
         }),
     );
     form!(
@@ -405,6 +406,14 @@ fn sessions__have_these_forms() {
             key: Some(u64::MAX),
         },
         json!({ "op": "accept", "key": u64::MAX }),
+    );
+    form!(
+        Request::GiveUp(GivenUp {
+            packets: 3,
+            messages: 2,
+            bytes: 4100,
+        }),
+        json!({ "op": "give_up", "packets": 3, "messages": 2, "bytes": 4100 }),
     );
     form!(Request::Statistics, json!({ "op": "statistics" }));
     form!(Request::Close { aborted: false }, json!({ "op": "close" }));

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{
     Encapsulation, Established, FIRST_WAIT, Flight, HEAD_START, MAX_WAIT, MIN_WAIT, NegoError,
-    Reason, Values,
+    Reason, Values, asks_stateless,
     crypto::bound_nego,
     established, nanos,
     race::{Race, Run},
@@ -71,6 +71,9 @@ pub struct Offer {
     pub early: Option<Early>,
     /// The peer's index and token of the session to succeed; excludes early data.
     pub succeeds: Option<(u32, u64)>,
+    /// Ask for a stateless switch: that session may end at once, with what is in flight. A peer that does not know of
+    /// it opens the successor without: [`Established::stateless`].
+    pub stateless: bool,
 }
 
 /// Parameters of early data.
@@ -279,6 +282,9 @@ impl Initiator {
         } else if let Some((sid, token)) = self.offer.succeeds {
             header = to(sid, token);
             header.flags = intf::VTL_F_SUCCEED as u8;
+            if self.offer.stateless {
+                header.flags |= intf::VTL_F_STATELESS as u8;
+            }
         } else if let Some(early) = self.offer.early {
             header = to(ticket.sid, early.token);
         }
@@ -322,6 +328,7 @@ impl Initiator {
             params: graft.values(),
             rtt: None,
             ticket: None,
+            stateless: false,
         })
     }
 
@@ -422,6 +429,7 @@ impl Initiator {
         // Karn's rule: no sample after retransmissions, whose answer is ambiguous.
         session.rtt = self.rtt.filter(|_| tries == 1 || self.returned);
         session.ticket = (nego.ticket.sid != 0).then_some(nego.ticket);
+        session.stateless = self.offer.stateless && asks_stateless(nego);
         let Some(gone) = self.opened_early else {
             return Ok(Answer::Opened(session));
         };

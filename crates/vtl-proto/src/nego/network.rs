@@ -346,6 +346,7 @@ impl Simulation {
             ticket: h.known.as_ref().map(|known| known.ticket),
             early,
             succeeds: None,
+            stateless: false,
         };
         let encapsulation = offer.encapsulations[0];
         let mut nego = Initiator::new(offer, self.now, token);
@@ -512,6 +513,7 @@ impl Simulation {
             grafts: &h.grafts,
             listening: nego.port == 80,
             room: h.sessions.len() < 64,
+            tolerant: true,
         };
         let next_sid = next_sid as u32;
         let request = match h.responder.asked(now, from, nego, &policy, || next_sid) {

@@ -4,7 +4,7 @@ use core::{net::IpAddr, time::Duration};
 use std::collections::BTreeMap;
 
 use super::{
-    Established, Flight, NegoKey, Reason, STRANGERS, Values,
+    Established, Flight, NegoKey, Reason, STRANGERS, Values, asks_stateless,
     crypto::bound_nego,
     established, nack, nanos, succeeded,
     ticket::{Mint, Standing},
@@ -29,6 +29,9 @@ pub struct Policy<'a, G = GraftInfo> {
     pub listening: bool,
     /// Whether there is room for another session.
     pub room: bool,
+    /// If the NEGO asks for a stateless switch ([`super::asks_stateless`]): whether the session to succeed may lose what
+    /// is in flight.
+    pub tolerant: bool,
 }
 
 /// A graft of both pools with the required services, and its parameters.
@@ -54,6 +57,8 @@ pub struct Request {
     pub early: Option<(u32, u64)>,
     /// As [`super::succeeded`].
     pub succeeds: Option<(u32, u64)>,
+    /// As [`super::asks_stateless`]; the policy allows it.
+    pub stateless: bool,
     /// The crypto handshake's first flight, if it asks for a session with keys.
     pub hello: Option<Vec<u8>>,
     /// Length of its extensions, bytes: the answer's must not be longer.
@@ -66,6 +71,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Services that the initiator requires.
+    pub fn services(&self) -> Services {
+        Services::from_bits(self.nego.services)
+    }
+
     /// The port asked for.
     pub fn port(&self) -> u16 {
         self.nego.port
@@ -253,6 +263,7 @@ impl Responder {
             choices,
             early: fresh.then_some(wish),
             succeeds,
+            stateless: asks_stateless(nego),
             hello,
             room: nego.extensions.as_bytes().len(),
             nego: nego.without_extensions(),
@@ -271,7 +282,8 @@ impl Responder {
         made: &Made,
     ) -> (Packet<'static>, Established) {
         let nego = &request.nego;
-        let session = established(nego, made.max_payload, choice.gid, choice.params);
+        let mut session = established(nego, made.max_payload, choice.gid, choice.params);
+        session.stateless = request.stateless;
         let params: Vec<Param> = (0..choice.count)
             .map(|i| Param {
                 graft: 0,
@@ -282,6 +294,9 @@ impl Responder {
         let mut header = with_capabilities(to(nego.sid, nego.token));
         if request.succeeds.is_some() {
             header.flags |= intf::VTL_F_SUCCEED as u8;
+        }
+        if request.stateless {
+            header.flags |= intf::VTL_F_STATELESS as u8;
         }
         let answer = Packet::NegoAck(Nego {
             header,
@@ -396,6 +411,9 @@ fn choose(
             Some(_) => Reason::Succession,
             None => Reason::NoListener,
         });
+    }
+    if asks_stateless(nego) && !policy.tolerant {
+        return Err(Reason::Reliable);
     }
     let mut services = Services::from_bits(nego.services);
     if Flight::Hello.of(&nego.extensions).is_some() {

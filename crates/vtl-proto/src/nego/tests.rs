@@ -41,6 +41,7 @@ fn offer() -> Offer {
         ticket: None,
         early: None,
         succeeds: None,
+        stateless: false,
     }
 }
 
@@ -62,6 +63,7 @@ fn policy(grafts: &[GraftInfo]) -> Policy<'_> {
         grafts,
         listening: true,
         room: true,
+        tolerant: true,
     }
 }
 
@@ -174,6 +176,7 @@ fn session__one_round_trip() {
             params: Values::default(),
             rtt: None,
             ticket: None,
+            stateless: false,
         }
     );
     let Ok(Some(Answer::Opened(session))) =
@@ -194,6 +197,7 @@ fn session__one_round_trip() {
             params: Values::default(),
             rtt: Some(Duration::from_millis(40)),
             ticket: session.ticket,
+            stateless: false,
         }
     );
 }

@@ -11,9 +11,9 @@ use std::{
 };
 
 use nix::sys::epoll::Epoll;
-use vtl_control::{Client, Error::Malformed, Grant, SessionKey};
+use vtl_control::{Client, Error::Malformed, GivenUp, Grant, SessionKey};
 use vtl_proto::{intf, services::Services};
-use vtl_ring::{Lanes, RxRing, TxRing};
+use vtl_ring::{Closed, Lanes, RxRing, TxRing};
 
 use receive::NAP;
 
@@ -54,6 +54,8 @@ pub(crate) struct Session {
     pub(crate) old: bool,
     /// Keep using the session for now, even if the peer has succeeded it.
     pub(crate) stays: bool,
+    /// Cut, and its successor cannot be used.
+    pub(crate) lost: bool,
 }
 
 /// Why an operation did not complete.
@@ -140,6 +142,7 @@ impl Session {
             reliable: agreement.services.contains(Services::RELIABLE),
             old: false,
             stays: false,
+            lost: false,
         };
         Ok((session, agreement))
     }
@@ -162,6 +165,21 @@ impl Session {
     /// Given-up packets read.
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up
+    }
+
+    /// Whether a stateless switch has ended the session: what is sent goes by its successor.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.tx.closed() == Some(Closed::Cut)
+    }
+
+    /// What a stateless switch has given up of the data sent.
+    pub(crate) fn cut_off(&self) -> GivenUp {
+        let (packets, messages, bytes) = self.tx.pending();
+        GivenUp {
+            packets,
+            messages,
+            bytes,
+        }
     }
 
     /// As [`Wakeups::took`].

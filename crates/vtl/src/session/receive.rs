@@ -155,6 +155,16 @@ impl Session {
         Ok(())
     }
 
+    /// Checks, once, that a stateless switch has not cut off the rest of a message of which a reader has a part.
+    fn check_cut(&mut self) -> Result<(), Error> {
+        let kept = self.incoming.kept().len();
+        self.incoming.forget(kept);
+        match std::mem::take(&mut self.incoming.inside) && kept == 0 {
+            true => Err(Error::Cut(self.peer)),
+            false => Ok(()),
+        }
+    }
+
     /// Waits for packets, and calls `read` until it returns data. 0 at the end. `read` returns 0 if
     /// the packets are not enough, or were given up.
     fn recv(
@@ -237,8 +247,13 @@ impl Session {
                 // What arrived before the end was published before it.
                 Some(_) if self.rx.available() > 0 => {}
                 Some(Closed::ByPeer) if self.old => return Ok(Receivable::Succeeded),
+                Some(Closed::Cut) if self.old => {
+                    self.check_cut()?;
+                    return Ok(Receivable::Succeeded);
+                }
+                Some(Closed::Cut) if !self.lost => return Ok(Receivable::NotYet),
                 Some(Closed::ByPeer) => return Ok(Receivable::End),
-                Some(Closed::Broken | Closed::Local) => return Err(self.broken()),
+                Some(Closed::Broken | Closed::Local | Closed::Cut) => return Err(self.broken()),
                 None => {}
             }
             if self.rx.prepare_wait() {

@@ -50,8 +50,15 @@ impl Session {
 
     /// Slots that may be filled at once, at least one; without room, requests a wake-up and returns
     /// `None`.
-    fn room_or_wait(&mut self) -> Result<Option<usize>, Error> {
+    fn room_or_wait(&mut self) -> Result<Option<usize>, Halt> {
         loop {
+            if self.is_cut() && !self.lost {
+                return match self.is_left() {
+                    true => Err(Halt::Succeeded),
+                    // The daemon's answer is on its way, or earlier sessions have to be read.
+                    false => Ok(None),
+                };
+            }
             self.check_open()?;
             let room = self.tx.room().min(BURST as u64) as usize;
             if room > 0 {
@@ -204,7 +211,9 @@ impl Session {
     /// Whether to move on to the session by which the peer has succeeded this one.
     pub(crate) fn is_left(&self) -> bool {
         let may_leave = !self.old && !self.stays;
-        may_leave && self.tx.is_succeeded() && self.between_messages().is_ok()
+        // A message that was cut in its middle goes by the successor, from its beginning.
+        let between = self.is_cut() || self.between_messages().is_ok();
+        may_leave && self.tx.is_succeeded() && between
     }
 
     /// Publishes the last packet of this session. False if there is no room yet; the descriptor
@@ -237,7 +246,7 @@ impl Session {
         self.tx.unacknowledged() == 0
             || match self.tx.closed() {
                 None => false,
-                Some(Closed::ByPeer) => true,
+                Some(Closed::ByPeer | Closed::Cut) => true,
                 // Missing data is reported when the socket is closed.
                 Some(Closed::Broken | Closed::Local) => !self.reliable,
             }
@@ -258,12 +267,18 @@ impl Session {
         !self.is_unread() && (over || self.rx.is_at_end())
     }
 
+    /// Whether everything that arrived before a stateless switch was read. The part of a message of which the rest was
+    /// cut off is dropped, unless a reader has a part already, who has to be told.
+    pub(crate) fn is_cut_read(&mut self) -> bool {
+        self.rx.available() == 0 && !(self.incoming.inside && !self.has_kept())
+    }
+
     fn check_open(&self) -> Result<(), Error> {
         self.check_forged()?;
         match self.tx.closed() {
             None => Ok(()),
             Some(Closed::ByPeer) => Err(Error::ClosedByPeer(self.peer)),
-            Some(Closed::Broken | Closed::Local) => Err(self.broken()),
+            Some(Closed::Broken | Closed::Local | Closed::Cut) => Err(self.broken()),
         }
     }
 
@@ -273,6 +288,10 @@ impl Session {
     /// The session broke, or received forged data: no orderly end then.
     pub(crate) fn delivered(&self) -> Result<bool, Error> {
         self.check_forged()?;
+        if self.is_cut() && !self.lost {
+            // The successor decides.
+            return Ok(false);
+        }
         if self.tx.unacknowledged() == 0 {
             return Ok(true);
         }

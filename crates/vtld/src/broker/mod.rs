@@ -39,7 +39,9 @@ use nix::sys::{
 };
 use serde_json::Value;
 use vtl_bpf::{anchor::FrameNamespace, plane::Ingress, pump::Choice, sessions::SessionTable};
-use vtl_control::{Deployed, Destination, Grafts, Grant, SessionKey, SessionStatus, Status};
+use vtl_control::{
+    Deployed, Destination, GivenUp, Grafts, Grant, SessionKey, SessionStatus, Status,
+};
 
 use vtl_core::{
     profile::{Profile, Source},
@@ -198,6 +200,10 @@ enum Command {
         owner: Owner,
         aborted: bool,
     },
+    GiveUp {
+        owner: Owner,
+        given_up: GivenUp,
+    },
     Gone {
         owner: Owner,
     },
@@ -354,6 +360,11 @@ impl Handle {
     /// Closes the owner's session.
     pub fn close(&self, owner: Owner, aborted: bool) {
         self.send(Command::CloseSession { owner, aborted });
+    }
+
+    /// Releases the owner's session that a stateless switch has ended.
+    pub fn give_up(&self, owner: Owner, given_up: GivenUp) {
+        self.send(Command::GiveUp { owner, given_up });
     }
 
     /// Releases everything of an owner that has gone.

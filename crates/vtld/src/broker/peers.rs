@@ -242,6 +242,7 @@ mod tests {
                 mac: 2,
                 sid: 3,
             }),
+            stateless: false,
         }
     }
 

@@ -83,6 +83,12 @@ pub(super) struct Session {
     pub(super) successor: Option<u32>,
     /// Services that the local application requires: a successor opened by the peer must provide them.
     pub(super) required: Services,
+    /// Services that the initiator has required, as NEGO says.
+    pub(super) asked: Services,
+    /// The succession that this session is the end of is stateless: the predecessor is cut.
+    pub(super) cuts: bool,
+    /// The successor by which a stateless switch has ended the session.
+    pub(super) cut_by: Option<u32>,
     /// Initiator: the gids to offer, in order of preference.
     pub(super) preferred: Vec<u16>,
     /// Link-layer header, interface and port for early data.
@@ -214,6 +220,8 @@ pub struct Wish {
     pub graft: Option<String>,
     /// Parameters of that graft, for both directions; defaults for the others.
     pub params: Vec<(String, u32)>,
+    /// Of a successor: the session before may be cut.
+    pub stateless: bool,
     /// The local address; `None`: the route's.
     pub(crate) from: Option<IpAddr>,
 }

@@ -92,6 +92,74 @@ fn asked__extensions() {
 }
 
 #[test]
+fn asked__a_stateless_switch() {
+    let of = (0x55, 0x6666);
+    let switch = |stateless| Offer {
+        succeeds: Some(of),
+        stateless,
+        ..offer()
+    };
+    let grafts = [reliable(9)];
+    let strict = Policy {
+        tolerant: false,
+        ..policy(&grafts)
+    };
+    let mut initiator = Initiator::new(switch(true), 0, 1);
+    let nego = next_nego(&mut initiator);
+    assert!(asks_stateless(&nego));
+    let mut responder = responder();
+    let nack = refusal(&mut responder, &nego, &strict);
+    assert_eq!(
+        initiator.clone().handle(1, &nack, Encapsulation::Native),
+        Err(NegoError::Refused(Reason::Reliable))
+    );
+    // The other kind of switch loses nothing.
+    let nego_stateful = next_nego(&mut Initiator::new(switch(false), 0, 2));
+    let verdict = responder.asked(0, HERE, &nego_stateful, &strict, || NEXT);
+    assert!(matches!(verdict, Verdict::Open(request) if !request.stateless));
+    // No predecessor, nothing to lose.
+    let first = Offer {
+        succeeds: None,
+        ..switch(true)
+    };
+    assert!(!asks_stateless(&next_nego(&mut Initiator::new(
+        first, 0, 3
+    ))));
+
+    let request = request(&mut responder, 0, &nego, &grafts);
+    assert!(request.stateless);
+    let choice = request.choices[0];
+    let (answer, session) = responder.accept(0, &request, &choice, &made(3, 4));
+    assert!(session.stateless);
+    let Packet::NegoAck(mut ack) = answer else {
+        unreachable!()
+    };
+    // A host that does not know the flag answers without it: then nothing may be lost.
+    let older = intf::VTL_F_STATELESS as u8;
+    for (flags, stateless) in [(ack.header.flags, true), (ack.header.flags & !older, false)] {
+        ack.header.flags = flags;
+        let answer = Packet::NegoAck(ack);
+        let opened = initiator
+            .clone()
+            .handle(1, &answer, Encapsulation::Native)
+            .expect("an answer");
+        assert!(
+            matches!(opened, Some(Answer::Opened(session)) if session.stateless == stateless),
+            "{opened:?}"
+        );
+    }
+    // Whoever did not ask does not lose because an answer says so.
+    ack.header.flags |= older;
+    let mut other = Initiator::new(switch(false), 0, 1);
+    next_nego(&mut other);
+    let opened = other.handle(1, &Packet::NegoAck(ack), Encapsulation::Native);
+    assert!(
+        matches!(opened, Ok(Some(Answer::Opened(session))) if !session.stateless),
+        "{opened:?}"
+    );
+}
+
+#[test]
 fn asked__a_session_that_succeeds_another() {
     let of = (0x55, 0x6666);
     let succeeding = Offer {

@@ -32,6 +32,7 @@ fn code(reason: EndReason) -> u32 {
         EndReason::ClosedByPeer => intf::VTL_CLOSED_BY_PEER,
         EndReason::Failed => intf::VTL_CLOSED_TIMEOUT,
         EndReason::Local => intf::VTL_CLOSED_LOCAL,
+        EndReason::Cut => intf::VTL_CLOSED_CUT,
     }
 }
 
@@ -251,7 +252,7 @@ impl ControlBroker {
 
     /// Ends a session: frees its entry, and reports the reason to its user. An aware application may still read
     /// data that have arrived; the rings are freed when it leaves.
-    fn end(&mut self, sid: u32, end: End) {
+    pub(super) fn end(&mut self, sid: u32, end: End) {
         match end.farewell {
             Farewell::Nothing => {}
             Farewell::Close => self.send_close(sid, false),

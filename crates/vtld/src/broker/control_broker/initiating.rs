@@ -58,10 +58,10 @@ impl ControlBroker {
                 return;
             }
             Destination::Peer { host, port } => (SocketAddr::new(host, port), None),
-            Destination::Successor { succeeds } => match self.to_be_succeeded(succeeds) {
+            Destination::Successor { succeeds } => match self.to_be_succeeded(succeeds, wish) {
                 Ok(peer) => (peer, Some(succeeds.sid)),
                 Err(error) => {
-                    let _ = reply.send(Err(error.into()));
+                    let _ = reply.send(Err(error));
                     return;
                 }
             },
@@ -98,16 +98,19 @@ impl ControlBroker {
     }
 
     /// Peer address and port of a session to be succeeded.
-    fn to_be_succeeded(&self, of: SessionKey) -> Result<SocketAddr, &'static str> {
+    fn to_be_succeeded(&self, of: SessionKey, wish: &Wish) -> Result<SocketAddr, String> {
         let session = self.sessions.get(of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
         // Checked first: the succession may have ended the session, unnoticed by the application.
         if session.successor.is_some() {
-            return Err("the session is being changed already: try again");
+            return Err("the session is being changed already: try again".into());
         }
         if !session.is_open() {
-            return Err("the session has ended");
+            return Err("the session has ended".into());
+        }
+        if wish.stateless {
+            self.may_be_cut(of.sid).map_err(|why| why.to_string())?;
         }
         Ok((session.peer, session.port).into())
     }
@@ -224,6 +227,7 @@ impl ControlBroker {
             ticket,
             early: next,
             succeeds: succeeded,
+            stateless: wish.stateless,
         };
         let lifecycle = |sid, token, slots| {
             let negotiation = Initiator::new(offer(sid, slots), now, token);
@@ -240,6 +244,7 @@ impl ControlBroker {
         session.bounds = SessionBounds::new(stated).map(Box::new);
         session.preferred = preferred;
         session.required = wish.wanted.required();
+        session.asked = session.required;
         session.expected = expected;
         if expected.is_some() {
             session.required = session.required | Services::ENCRYPTION;
@@ -406,6 +411,9 @@ impl ControlBroker {
         match self.establish(sid, &established) {
             Ok(()) => {
                 self.cache_path(sid, &established);
+                if let Some(session) = self.sessions.get_mut(sid) {
+                    session.cuts = established.stateless;
+                }
                 // The crypto handshake's last flight has to precede data.
                 self.confirm_timer(sid, now);
                 self.opened(sid);
@@ -477,6 +485,9 @@ impl ControlBroker {
         }
         let reply = session.aware.reply.take();
         let granted = self.grant(sid);
+        if granted.is_ok() {
+            self.cut_predecessor(sid);
+        }
         if let Some(reply) = reply {
             let _ = reply.send(granted);
         }

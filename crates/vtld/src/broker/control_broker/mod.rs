@@ -11,6 +11,7 @@ mod parked;
 mod report;
 mod responding;
 mod start;
+mod switching;
 
 use std::sync::{Arc, mpsc::Receiver};
 
@@ -253,6 +254,7 @@ impl ControlBroker {
                 self.grant_accepted();
             }
             Command::CloseSession { owner, aborted } => self.close_owned(owner, aborted),
+            Command::GiveUp { owner, given_up } => self.give_up(owner, given_up),
             Command::Gone { owner } => {
                 self.parking.gone(owner);
                 for sid in self.listeners.gone(owner) {

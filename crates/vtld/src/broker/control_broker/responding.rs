@@ -77,6 +77,7 @@ impl ControlBroker {
             grafts: &grafts,
             listening,
             room: !self.stopping && self.has_room_for(received.from),
+            tolerant: nego::succeeded(nego).is_some_and(|(sid, _)| self.may_be_cut(sid).is_ok()),
         };
         let (from, sessions) = (received.from, &self.sessions);
         let next = || sessions.any_free();
@@ -267,6 +268,8 @@ impl ControlBroker {
         self.succeed(sid, request.succeeds.map(|(s, _)| s));
         let session = self.sessions.get_mut(sid).expect("just made");
         session.required = required;
+        session.asked = request.services();
+        session.cuts = request.stateless;
         session.expected = expected;
         if let Via::Tcp(number) = received.via {
             session.tunnel = Some(number);
@@ -357,6 +360,8 @@ impl ControlBroker {
             Some(aware) => {
                 aware.controls.set_succeeded();
                 self.shards.wake(before);
+                // Afterwards, so that the application finds the successor when it finds the end.
+                self.cut_predecessor(sid);
             }
             None => self.close(sid, true),
         }
