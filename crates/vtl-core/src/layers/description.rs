@@ -273,11 +273,11 @@ impl Description {
         layers.collect()
     }
 
-    /// Packets that a peer can have this host keep, at most.
+    /// Packets that a peer can have this host keep, at most; over messages, [`Pipeline::held`](super::Pipeline::held) says what it
+    /// keeps.
     pub fn memory(&self) -> u64 {
         let of = |layer: &GraftSpec| match &*layer.name {
             "flow-control" => value(layer, "window"),
-            "ordering" if self.is_over_messages() => MESSAGES_AHEAD,
             "ordering" => value(layer, "buffer"),
             // What waits at the top.
             _ => 0,

@@ -121,6 +121,11 @@ impl Pipeline {
         }
     }
 
+    /// Packets from the network that layers keep for those in front of them.
+    pub fn held(&self) -> usize {
+        self.layers.iter().map(|layer| layer.held()).sum()
+    }
+
     /// Packets that wait for the network.
     pub fn backlog(&self) -> usize {
         self.outgoing.len()

@@ -46,7 +46,7 @@ pub(super) trait Protocol: 'static {
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened>;
 
     /// As [`Library::layers`].
-    fn layers(&self, _layers: &str, _mtu: usize) -> Result<(Pipeline, u64), String> {
+    fn layers(&self, _layers: &str, _mtu: usize) -> Result<Pipeline, String> {
         Err("layers are in the process of stacks".into())
     }
 }
@@ -170,7 +170,7 @@ impl<P: Protocol> Library for Conversations<P> {
         })
     }
 
-    fn layers(&self, layers: &str, mtu: usize) -> Result<(Pipeline, u64), String> {
+    fn layers(&self, layers: &str, mtu: usize) -> Result<Pipeline, String> {
         self.shared.protocol.layers(layers, mtu)
     }
 

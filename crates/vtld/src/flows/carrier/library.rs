@@ -88,12 +88,11 @@ pub(super) trait Library {
     /// Opens a carrier.
     fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>>;
 
-    /// Makes layers over a carrier of vtld's: a pipeline, and the bytes that a peer can have it keep. `mtu`: maximum length
-    /// of a packet at the bottom, bytes.
+    /// Makes layers over a carrier of vtld's. `mtu`: maximum length of a packet at the bottom, bytes.
     ///
     /// # Errors
     /// What is wrong with them, as one sentence.
-    fn layers(&self, _layers: &str, _mtu: usize) -> Result<(Pipeline, u64), String> {
+    fn layers(&self, _layers: &str, _mtu: usize) -> Result<Pipeline, String> {
         Err("layers are in the process of stacks".into())
     }
 

@@ -110,7 +110,7 @@ impl Carriers {
 
     async fn layer(self: Rc<Self>, layers: String, mtu: usize, channel: Channel) {
         match self.library.layers(&layers, mtu) {
-            Ok((pipeline, memory)) => pipeline::run(channel, pipeline, memory).await,
+            Ok(pipeline) => pipeline::run(channel, pipeline).await,
             Err(why) => {
                 let mut refused = BytesMut::new();
                 emit(&mut refused, Tag::Refused, why.as_bytes());

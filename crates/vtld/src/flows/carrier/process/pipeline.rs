@@ -20,6 +20,9 @@ use super::{
 /// Packets of layers' own that may wait for the carrier: more come from none that keeps its contract.
 const MOST_BACKLOG: usize = 4096;
 
+/// Packets by which what layers keep must have changed before vtld is told.
+const MANY: usize = 128;
+
 /// Why layers have ended.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -41,6 +44,8 @@ struct Layers {
     credit: i64,
     /// Bytes taken from vtld that it has not been told of.
     taken: usize,
+    /// Packets that layers keep, as it was told.
+    held: usize,
 }
 
 impl Layers {
@@ -110,6 +115,23 @@ impl Layers {
         }
     }
 
+    /// Tells vtld what was taken, and how much layers keep.
+    fn tell(&mut self, out: &mut BytesMut) {
+        if self.taken > 0 {
+            emit(out, Tag::Taken, &(self.taken as u32).to_le_bytes());
+            self.taken = 0;
+        }
+        let held = self.pipeline.held();
+        if held.abs_diff(self.held) >= MANY {
+            self.held = held;
+            let memory = (held * MAX_PACKET) as u64;
+            let mut body = Vec::new();
+            // Writing to memory cannot fail.
+            let _ = ciborium::into_writer(&Figures { path: None, memory }, &mut body);
+            emit(out, Tag::Figures, &body);
+        }
+    }
+
     /// The next message for the layers, control frames first.
     fn next(&mut self) -> Option<Bytes> {
         let control = self.control.pop_front();
@@ -127,16 +149,11 @@ impl Layers {
     }
 }
 
-/// Runs layers until vtld closes their channel, or they end. `memory`: bytes that the peer can have them keep.
-pub(super) async fn run(channel: Channel, pipeline: Pipeline, memory: u64) {
+/// Runs layers until vtld closes their channel, or they end.
+pub(super) async fn run(channel: Channel, pipeline: Pipeline) {
     let mut first = BytesMut::new();
     let frame = pipeline.capacity() as u32;
     emit(&mut first, Tag::Opened, &frame.to_le_bytes());
-    let figures = Figures { path: None, memory };
-    let mut body = Vec::new();
-    // Writing to memory cannot fail.
-    let _ = ciborium::into_writer(&figures, &mut body);
-    emit(&mut first, Tag::Figures, &body);
     let layers = Layers {
         pipeline,
         began: Instant::now(),
@@ -145,6 +162,7 @@ pub(super) async fn run(channel: Channel, pipeline: Pipeline, memory: u64) {
         // The longest packet is within what vtld takes.
         credit: (CREDIT - 2 * MAX_PACKET) as i64,
         taken: 0,
+        held: 0,
     };
     if channel.write(&first).await.is_ok()
         && let Err(ended) = moved(&channel, layers).await
@@ -172,10 +190,7 @@ async fn moved(channel: &Channel, mut layers: Layers) -> Result<(), Ended> {
         let mut has_more = true;
         while has_more {
             has_more = layers.turn(&mut out)?;
-            if layers.taken > 0 {
-                emit(&mut out, Tag::Taken, &(layers.taken as u32).to_le_bytes());
-                layers.taken = 0;
-            }
+            layers.tell(&mut out);
             channel.write(&out).await?;
             out.clear();
         }

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use vtl_control::CarrierPath;
-use vtl_core::layers::{Description, MAX_PACKET, Packet, Pipeline};
+use vtl_core::layers::{Description, Packet, Pipeline};
 use vtl_proto::{
     carrier::Kind,
     frame::Side,
@@ -82,11 +82,11 @@ impl Protocol for Layered {
         })
     }
 
-    fn layers(&self, layers: &str, mtu: usize) -> Result<(Pipeline, u64), String> {
-        let (description, made) = self.outside.build(layers, None, true)?;
+    fn layers(&self, layers: &str, mtu: usize) -> Result<Pipeline, String> {
+        let (_, made) = self.outside.build(layers, None, true)?;
         let pipeline = Pipeline::new(made, mtu, 0, None);
         has_room(&pipeline)?;
-        Ok((pipeline, description.memory() * MAX_PACKET as u64))
+        Ok(pipeline)
     }
 }
 

@@ -29,6 +29,7 @@ struct CallOut {
     context: *mut c_void,
     down: unsafe extern "C" fn(*mut c_void, *const u8, usize),
     up: unsafe extern "C" fn(*mut c_void, *const u8, usize),
+    refuse: unsafe extern "C" fn(*mut c_void),
 }
 
 type Create = unsafe extern "C" fn(*const c_char) -> *mut c_void;
@@ -213,6 +214,12 @@ unsafe extern "C" fn up(context: *mut c_void, packet: *const u8, len: usize) {
     }
 }
 
+unsafe extern "C" fn refuse(context: *mut c_void) {
+    // SAFETY: as in `down`.
+    let passing = unsafe { &mut *context.cast::<Passing<'_>>() };
+    passing.out.refuse();
+}
+
 impl Made {
     /// Has the layer do something that passes on packets.
     fn call(&self, out: &mut Out, longest: usize, act: impl FnOnce(*const CallOut)) {
@@ -221,6 +228,7 @@ impl Made {
             context: (&raw mut passing).cast(),
             down,
             up,
+            refuse,
         };
         act(&raw const out);
     }
