@@ -201,3 +201,166 @@ async fn send(lower: &dyn Carrier, pipe: &Pipe, down: &Down) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use tokio::task::{LocalSet, spawn_local};
+    use vtl_control::CarrierPath;
+    use vtl_core::{
+        flow::Chunk,
+        layers::{Description, Pipeline},
+    };
+    use vtl_proto::{
+        carrier::Kind,
+        frame::{FlowId, Side},
+        layers::Message,
+    };
+
+    use super::{
+        super::super::{Refused, Taking},
+        super::pipeline,
+        *,
+    };
+
+    const MTU: usize = 1200;
+    const FLOW: FlowId = FlowId {
+        opener: Side::Local,
+        number: 7,
+    };
+
+    /// A carrier below, which ends in the other host's inbox.
+    struct Wire(Rc<Inbox>);
+
+    impl Carrier for Wire {
+        fn kind(&self) -> Option<Kind> {
+            Some(Kind::Quic)
+        }
+
+        fn control(&self, frames: Bytes) -> Taking<'_> {
+            Box::pin(async move {
+                self.0.room().await;
+                self.0
+                    .take(Frame::take(&mut &frames[..]).expect("one frame"));
+                Ok(())
+            })
+        }
+
+        fn chunk(&self, _flow: FlowId, _chunk: Chunk) -> Taking<'_> {
+            Box::pin(async { Err(Refused::Full) })
+        }
+
+        fn forget(&self, _flow: FlowId) {}
+
+        fn close(&self) {}
+
+        fn path(&self) -> Option<CarrierPath> {
+            None
+        }
+
+        fn is_encrypted(&self) -> bool {
+            false
+        }
+    }
+
+    /// One host's layers. Returns the pipe above them, which ends with them.
+    async fn host(stack: &str, to: &Rc<Inbox>, from: &Rc<Inbox>) -> Rc<Pipe> {
+        let stack: Description = stack.parse().expect("a stack");
+        let layers = stack.build(None, |_| false, |_| None).expect("it fits");
+        let (ours, theirs) = Channel::pair().expect("sockets");
+        let theirs = Channel::new(theirs).expect("a socket");
+        spawn_local(pipeline::run(theirs, Pipeline::new(layers, MTU, 0, None)));
+        let filter = Filter::new(ours, MTU).await.expect("it is made");
+        let pipe = Pipe::new(filter.frame());
+        let (driven, from, wire) = (Rc::clone(&pipe), Rc::clone(from), Wire(Rc::clone(to)));
+        spawn_local(async move {
+            let _ = filter.run(&driven, &from, &wire, &Cell::new(0)).await;
+            driven.end();
+        });
+        pipe
+    }
+
+    /// Sends bytes by one pipe, in chunks behind one another.
+    async fn send(pipe: &Pipe, bytes: &Bytes) {
+        for (number, part) in bytes.chunks(10_000).enumerate() {
+            let chunk = Chunk {
+                offset: number as u64 * 10_000,
+                bytes: Bytes::copy_from_slice(part),
+                urgent: false,
+            };
+            pipe.put_chunk(FLOW, &chunk).await.expect("it serves");
+        }
+    }
+
+    /// Takes as many bytes from a pipe.
+    async fn received(pipe: &Pipe, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let mut left = len;
+        while left > 0 {
+            for what in pipe.arrivals().await.expect("it serves") {
+                let Arrived::Frame(frames) = what else {
+                    panic!("layers pass on whole frames");
+                };
+                let Ok(Frame::Chunk {
+                    offset, bytes: of, ..
+                }) = Frame::take(&mut &frames[..])
+                else {
+                    panic!("another frame");
+                };
+                let offset = offset as usize;
+                bytes[offset..offset + of.len()].copy_from_slice(of);
+                left -= of.len();
+            }
+        }
+        bytes
+    }
+
+    #[tokio::test]
+    async fn filter__moves_all_bytes_while_both_sides_send_and_ends_at_what_layers_refuse() {
+        const LEN: usize = 6 << 20;
+        let test = async {
+            let (here, there) = (Rc::<Inbox>::default(), Rc::<Inbox>::default());
+            let stack = "quic/ordering/compression";
+            let ours = host(stack, &there, &here).await;
+            let theirs = host(stack, &here, &there).await;
+            let bytes = |seed: usize| -> Bytes {
+                let bytes = (0..LEN).map(|i| (i / 100 * seed) as u8);
+                bytes.collect::<Vec<u8>>().into()
+            };
+            let (up, down) = (bytes(7), bytes(11));
+            let ((), (), came_up, came_down) = tokio::join!(
+                send(&ours, &up),
+                send(&theirs, &down),
+                received(&theirs, LEN),
+                received(&ours, LEN)
+            );
+            assert!(came_up == up && came_down == down);
+            // Control frames are cut between frames, whatever the batch.
+            let frame = emit_frame(Frame::Reject { flow: FLOW });
+            let batch: Bytes = frame.repeat(200).into();
+            ours.put_control(batch).await.expect("it serves");
+            let mut frames = 0;
+            while frames < 200 {
+                for what in theirs.arrivals().await.expect("it serves") {
+                    let Arrived::Frame(bytes) = what else {
+                        panic!("layers pass on whole frames");
+                    };
+                    let mut rest = &bytes[..];
+                    while !rest.is_empty() {
+                        Frame::take(&mut rest).expect("whole");
+                        frames += 1;
+                    }
+                }
+            }
+            // The peer sends what no layer of its own would.
+            let message = &[Message::PACKET, 9, 9, 9];
+            here.take(Frame::Layers { message });
+            assert!(ours.arrivals().await.is_none(), "it has ended");
+            // Or what belongs to no layers.
+            there.take(Frame::Reject { flow: FLOW });
+            assert!(theirs.arrivals().await.is_none(), "it has ended");
+        };
+        LocalSet::new().run_until(test).await;
+    }
+}
