@@ -112,7 +112,7 @@ fn ordering__waits_for_a_gap_whatever_is_behind_and_passes_all_of_it_up() {
         pipeline("graft/ordering?buffer=8&wait=1", 1200),
     );
     let mut packets = Vec::new();
-    for number in 0..PACKETS + 1 {
+    for number in 0..=PACKETS {
         here.send(0, &number.to_be_bytes());
         packets.extend(here.poll_transmit(0));
     }
