@@ -65,11 +65,14 @@ static void receive(void *state, uint64_t now, const uint8_t *packet, size_t len
     uint32_t value;
 
     (void)now;
-    if (len < HEADER)
-        return;
-    memcpy(&value, packet, HEADER);
-    if (value == sum(state, packet + HEADER, len - HEADER))
-        out->up(out->context, packet + HEADER, len - HEADER);
+    if (len >= HEADER) {
+        memcpy(&value, packet, HEADER);
+        if (value == sum(state, packet + HEADER, len - HEADER)) {
+            out->up(out->context, packet + HEADER, len - HEADER);
+            return;
+        }
+    }
+    out->refuse(out->context);
 }
 
 static const struct vtl_layer layer = {

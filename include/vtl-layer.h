@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * A layer of a stack, compiled outside of VTL (docs/stacks.md, "Layers of one's own").
+ * A layer of a stack, compiled outside of VTL (docs/stacks.md, "Layers compiled outside of VTL").
  *
  * A layer is a shared object NAME.so in the directory of layers (vtld --layers, /usr/lib/vtl/layers
  * unless given), which exports vtl_layer(). It and the directory belong to root, and nobody else
@@ -9,11 +9,17 @@
  * TCP. Both hosts need the layer under the same name.
  *
  * CONTRACT. A packet from above goes down, and at the peer's layer up, with the bytes that it had
- * above. A layer may put at most `header` bytes in front, and change what is behind, so that the
- * peer's can undo it. It passes on each packet at once, in order, and neither drops nor repeats
- * one, but for packets from below that make no sense, which it drops: these may be anything, and
- * may come twice, late, or never. It may send packets of its own down, from poll() or in answer to
+ * above, 1 to 2,048. A layer may put at most `header` bytes in front, and change what is behind, so
+ * that the peer's can undo it. It passes on each packet at once, in order, and neither drops nor
+ * repeats one, but for packets from below that make no sense, which it drops and says so by
+ * refuse(): these may be anything. It may send packets of its own down, from poll() or in answer to
  * one. Its memory is bounded.
+ *
+ * WHAT IS BELOW. The same layer serves over every carrier. Over udp and kcp packets from below may
+ * come twice, late, in any order, or never. Over quic, sctp, mptcp and graft a packet is a message:
+ * each comes, once; over graft and sctp others may overtake it, unless the layer `ordering` is
+ * below. What a layer drops there is lost for good: refuse() ends the stack, and its flows go on by
+ * TCP without losing a byte, whereas flows of which a layer drops a packet in silence stall.
  *
  * THREADS. All functions are called by one thread, for each stack with the state that create() has
  * made for it. They do not wait, and do not call each other. Time is in ns, from any beginning, and
@@ -41,6 +47,8 @@ struct vtl_layer_out {
     void *context;
     void (*down)(void *context, const uint8_t *packet, size_t len);
     void (*up)(void *context, const uint8_t *packet, size_t len);
+    /* Counts a packet from below that makes no sense, and is dropped. */
+    void (*refuse)(void *context);
 };
 
 /* The functions of a layer. */

@@ -254,3 +254,110 @@ fn stack__a_peer_that_knows_none_gets_tcp() {
     download.check();
     assert_eq!(world.carriers(Host::Client).len(), 1);
 }
+
+/// Stacks over carriers that move messages, with a layer that was compiled outside of VTL, each by its name.
+const OVER_MESSAGES: [(&str, &str, &str); 4] = [
+    ("over-quic", "quic", "\"compression\", \"check?seed=7\""),
+    (
+        "over-graft",
+        "graft",
+        "\"ordering\", \"check?seed=7\", \"compression\", \"encryption\"",
+    ),
+    (
+        "over-sctp",
+        "sctp",
+        "\"check\", \"ordering\", \"encryption\"",
+    ),
+    ("over-mptcp", "mptcp", "\"compression\", \"check?seed=7\""),
+];
+
+/// Bytes that a host's carriers have sent and received, without frames about them.
+fn moved(world: &World, host: Host) -> [u64; 2] {
+    let carriers = world.carriers(host);
+    let sum = |figure: &str| carriers.iter().filter_map(|row| row[figure].as_u64()).sum();
+    ["bytes_sent", "bytes_received"].map(sum)
+}
+
+#[test]
+fn layers__over_every_carrier_by_one_that_was_compiled_outside() {
+    let link = Link {
+        loss_pct: 1.0,
+        reorder_pct: 1.0,
+        ..Link::new(10.0, 100.0)
+    };
+    let Some(mut world) = World::bare("layers-over", &link) else {
+        return;
+    };
+    let stack = |(name, carrier, layers)| {
+        format!("[[stack]]\nname = \"{name}\"\ncarrier = \"{carrier}\"\nlayers = [{layers}]\n")
+    };
+    let stacks = OVER_MESSAGES.map(stack).concat();
+    let rules = files(&world, Host::Client, &stacks, "");
+    // What others may send without congestion control is another matter.
+    let of_server = files(&world, Host::Server, "", "");
+    let layers = compile(&world.path("layers"));
+    world.start_web();
+    world.start(Host::Server, &["--rules", &of_server, "--layers", &layers]);
+    world.start(Host::Client, &["--rules", &rules, "--layers", &layers]);
+    world.hook();
+    let server = world.servers()[0];
+    world.serve("f", 2 * MB);
+    for (number, (name, ..)) in OVER_MESSAGES.into_iter().enumerate() {
+        let stack = format!("stack:{name}");
+        let carrier = ["--carrier", &stack];
+        world.meet_by(&carrier);
+        until(&format!("{stack} is up at both hosts"), || {
+            let are = |host| world.carriers(host).len() == number + 1;
+            are(Host::Client) && are(Host::Server)
+        });
+        let before = [Host::Client, Host::Server].map(|host| moved(&world, host));
+        finish(world.start_over(&stack, server, "f"));
+        world.upload_run(&carrier, server, "up", &payload(MB, 7));
+        let after = [Host::Client, Host::Server].map(|host| moved(&world, host));
+        for (host, [to, from]) in [(0, [1, 2]), (1, [2, 1])] {
+            let [sent, received] = [0, 1].map(|i| after[host][i] - before[host][i]);
+            let least = [to, from].map(|mb| (mb * MB) as u64);
+            assert!(
+                sent >= least[0] && received >= least[1],
+                "{stack}: {sent}, {received}"
+            );
+        }
+    }
+    let carriers = world.carriers(Host::Client);
+    let are_stacks = carriers
+        .iter()
+        .all(|row| row["carrier"] == "stack" && row["encrypted"] == true);
+    assert!(are_stacks, "{carriers:?}");
+
+    // The process with the layers dies in mid-transfer, at either host: no byte is lost.
+    world.serve("big", 12 * MB);
+    let mut download = world.start_over("stack:over-quic", server, "big");
+    download.reaches(100_000);
+    for host in [Host::Server, Host::Client] {
+        let daemon = world.daemon(host).pid();
+        let pid = process_of_carriers(daemon, "stack").expect("it runs");
+        kill(Pid::from_raw(pid as i32), Signal::SIGKILL).expect("it lives");
+    }
+    finish(download);
+}
+
+#[test]
+fn layers__a_peer_that_lacks_one_gets_tcp() {
+    let Some(mut world) = World::bare("layers-lack", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    let stacks = "[[stack]]\nname = \"own\"\ncarrier = \"graft\"\nlayers = [\"check\"]\n";
+    let rules = files(&world, Host::Client, stacks, "");
+    let layers = compile(&world.path("layers"));
+    world.start_web();
+    world.start(Host::Server, &[]);
+    world.start(Host::Client, &["--rules", &rules, "--layers", &layers]);
+    world.hook();
+    world.serve("f", MB);
+    finish(world.start_over("stack:own", world.servers()[0], "f"));
+    until("the refusal", || {
+        let log = fs::read_to_string(world.log_path(Host::Client)).expect("a log");
+        log.contains("the peer refuses the stack: there is no layer \\\"check\\\"")
+    });
+    assert_eq!(world.carriers(Host::Client), Vec::<Value>::new());
+}

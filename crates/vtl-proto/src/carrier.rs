@@ -100,6 +100,10 @@ impl fmt::Display for GraftSpec {
 /// VTL port of sessions that carry flows; not available to applications.
 pub const GRAFT_PORT: u16 = 65_535;
 
+/// Added to a kind's number in ASK: a carrier of that kind with layers over it. Older hosts refuse it, as numbers that they do
+/// not know.
+pub const WITH_LAYERS: u32 = 1 << 8;
+
 /// Kinds of carriers: one carrier to each peer takes all flows of its kind. Serialized by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -114,7 +118,7 @@ pub enum Kind {
     Kcp,
     /// A session over a graft.
     Graft,
-    /// Layers over UDP (`stack:NAME`).
+    /// Layers over UDP, or over a carrier of another kind (`stack:NAME`).
     Stack,
 }
 

@@ -34,6 +34,8 @@ pub const MAX_CONTROL: usize = HEADER + 12;
 pub const MAX_SETUP: usize = HEADER + MAX_CERTIFICATE;
 /// Maximum length of the certificate in CERTIFICATE, bytes.
 pub const MAX_CERTIFICATE: usize = 1024;
+/// Maximum length of the message in LAYERS, bytes: its kind, and a packet.
+pub const MAX_LAYERS: usize = 1 + 2048;
 /// Length of GRANT's field for a carrier's encryption, bytes.
 pub const CRYPTO: usize = 32;
 /// Number in the SYN option of an association's control connection.
@@ -62,6 +64,7 @@ const CERTIFICATE: u8 = 21;
 const FIGURES: u8 = 22;
 const ADDRESSES: u8 = 23;
 const GATEWAY: u8 = 24;
+const LAYERS: u8 = 25;
 
 /// Length of an address, bytes.
 const ADDRESS: usize = 16;
@@ -83,6 +86,8 @@ const SCHEDULER: u32 = 45;
 const PATH: u32 = 32;
 /// Flag in HELLO's offset: the sender understands GATEWAY.
 const GATEWAYS: u64 = 1 << 48;
+/// Flag in HELLO's offset: the carrier has layers, and LAYERS follows.
+const LAYERED: u64 = 1 << 49;
 /// Flag in ASK's offset: the sender can seal the carrier's bytes.
 const SEALS: u64 = 1;
 
@@ -311,6 +316,14 @@ pub enum Frame<'a> {
         path: u8,
         /// On a control connection: the sender understands GATEWAY. Older hosts ignore it.
         gateways: bool,
+        /// From the carrier's opener: layers are over the carrier, and LAYERS are its only further frames. Older hosts ignore
+        /// it, and close the carrier because of LAYERS.
+        layers: bool,
+    },
+    /// LAYERS: a message of the layers over this carrier.
+    Layers {
+        /// A [`Message`](crate::layers::Message), 1 to [`MAX_LAYERS`] bytes.
+        message: &'a [u8],
     },
     /// GATEWAY: the sender is a gateway for the host whose address the association has, and other carriers than flows'
     /// TCP connections are between this address of its own and the receiver. Inside TLS on the control connection, to
@@ -343,7 +356,8 @@ pub enum Frame<'a> {
     Addresses(Addresses<'a>),
     /// ASK: requests a carrier of this kind.
     Ask {
-        /// [`Kind::number`](crate::carrier::Kind::number).
+        /// [`Kind::number`](crate::carrier::Kind::number); with [`WITH_LAYERS`](crate::carrier::WITH_LAYERS), for layers over
+        /// that carrier.
         kind: u32,
         /// The sender can seal the carrier's bytes, with a secret from the grant.
         seals: bool,
@@ -410,6 +424,7 @@ impl<'a> Frame<'a> {
             | Self::Loses { flow, .. } => Some(flow),
             Self::Broken { .. }
             | Self::Hello { .. }
+            | Self::Layers { .. }
             | Self::Gateway { .. }
             | Self::Prefer { .. }
             | Self::Figures(_)
@@ -504,6 +519,7 @@ impl<'a> Frame<'a> {
                 }
             }
             REFUSE => Self::Refuse { kind: number },
+            LAYERS => Self::Layers { message: body },
             CERTIFICATE => Self::Certificate { bytes: body },
             _ => Self::Broken {
                 carrier: CarrierId { opener, number },
@@ -531,6 +547,7 @@ impl<'a> Frame<'a> {
                 tls: has(TLS),
                 path: (offset >> PATH) as u8,
                 gateways: has(GATEWAYS),
+                layers: has(LAYERED),
             },
         }
     }
@@ -540,6 +557,7 @@ impl<'a> Frame<'a> {
         HEADER
             + match self {
                 Self::Chunk { bytes, .. } | Self::Certificate { bytes } => bytes.len(),
+                Self::Layers { message } => message.len(),
                 Self::Confirm { .. } | Self::Loses { .. } => 8,
                 Self::Attach { .. } => 12,
                 Self::Hello { .. } | Self::Prefer { .. } => MAGIC.len(),
@@ -560,9 +578,10 @@ impl<'a> Frame<'a> {
                 tls,
                 path,
                 gateways,
+                layers,
                 ..
             } => {
-                let flags = flag(tls, TLS) | flag(gateways, GATEWAYS);
+                let flags = flag(tls, TLS) | flag(gateways, GATEWAYS) | flag(layers, LAYERED);
                 u64::from(tag) | u64::from(path) << PATH | flags
             }
             Self::Prefer {
@@ -668,6 +687,11 @@ impl<'a> Frame<'a> {
                 header(Side::Local, kind, 34, GRANT, 0, token)
             }
             Self::Refuse { kind } => header(Side::Local, kind, 0, REFUSE, 0, 0),
+            Self::Layers { message } => {
+                body.copy_from_slice(message);
+                let len = u16::try_from(message.len()).ok()?;
+                header(Side::Local, 0, len, LAYERS, 0, 0)
+            }
             Self::Certificate { bytes } => {
                 body.copy_from_slice(bytes);
                 let len = u16::try_from(bytes.len()).ok()?;
@@ -691,6 +715,7 @@ fn check_len(kind: u8, flags: u8, len: usize) -> Result<(), FrameError> {
         ADDRESSES => addresses::whole(len),
         GATEWAY => ADDRESS,
         CERTIFICATE => len.min(MAX_CERTIFICATE),
+        LAYERS => len.clamp(1, MAX_LAYERS),
         ATTACHED | RESET | REJECT | BROKEN | ASK | REFUSE => 0,
         _ => return Err(FrameError::UnknownType(kind)),
     };
@@ -758,7 +783,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..26) {
+        fn take__never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0u8..27) {
             let mut bytes = bytes;
             if let Some(place) = bytes.get_mut(6) {
                 *place = kind;
@@ -770,7 +795,7 @@ mod tests {
         #[test]
         fn emit__then_take_is_the_peers_view(
             flow in any_flow(), offset in 0..1u64 << 60, number in any::<u32>(), fin in any::<bool>(),
-            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..17,
+            bytes in prop::collection::vec(any::<u8>(), 1..40), kind in 0..18,
         ) {
             let run = Run { number, position: offset / 2, offset };
             let code = ResetCode::Violation;
@@ -788,6 +813,7 @@ mod tests {
                     tls: fin,
                     path: offset as u8,
                     gateways: offset % 2 == 0,
+                    layers: offset % 3 == 0,
                 },
                 7 => Frame::Ask { kind: number, seals: fin },
                 8 => Frame::Grant { kind: number, port: number as u16, token: offset, crypto: [7; 32] },
@@ -804,6 +830,7 @@ mod tests {
                 }),
                 14 => Frame::Addresses(Addresses::parse(&ADDRESSES_OF_TWO)),
                 15 => Frame::Gateway { address: u128::from(offset).into() },
+                16 => Frame::Layers { message: &bytes },
                 _ => Frame::Broken { carrier: CarrierId { opener: flow.opener, ..carrier } },
             };
             let mut buffer = [0; 64];

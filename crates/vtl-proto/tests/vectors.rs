@@ -235,6 +235,7 @@ fn describe_hello(frame: &frame::Frame<'_>) -> String {
             tls,
             path,
             gateways,
+            layers,
         } => {
             let tls = if tls { " tls" } else { "" };
             let gateways = if gateways { " gateways" } else { "" };
@@ -242,7 +243,9 @@ fn describe_hello(frame: &frame::Frame<'_>) -> String {
                 0 => String::new(),
                 path => format!(" path={path}"),
             };
-            format!("{} hello tag={tag}{tls}{path}{gateways}", named(carrier))
+            let layers = if layers { " layers" } else { "" };
+            let what = format!("hello tag={tag}{tls}{path}{gateways}{layers}");
+            format!("{} {what}", named(carrier))
         }
         Frame::Prefer {
             carrier,
@@ -342,6 +345,7 @@ fn describe_flow(frame: &frame::Frame<'_>) -> String {
             hex(&crypto)
         ),
         Frame::Refuse { kind } => format!("refuse kind={kind}"),
+        Frame::Layers { message } => format!("layers {}", hex(message)),
         Frame::Certificate { bytes } => format!("certificate {}", hex(bytes)),
     }
 }

@@ -160,6 +160,9 @@ impl Stacks {
             ));
         };
         let (mut rate, mut peer_rate) = (stack.rate, stack.peer_rate);
+        if stack.layers.is_over_messages() && !spec.params.is_empty() {
+            return Err(format!("stack:{spec}: {}", no_rate(&stack.layers)));
+        }
         for (name, value) in &spec.params {
             match &**name {
                 "rate" => rate = Some(*value),
@@ -193,6 +196,14 @@ impl Stacks {
     }
 }
 
+/// Why a stack has no rate.
+fn no_rate(layers: &Description) -> String {
+    format!(
+        "a rate is for stacks over udp: {} controls congestion itself",
+        layers.carrier()
+    )
+}
+
 /// Makes a stack of what is written; else where it is wrong, and why.
 fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
     let at = row.name.span().start;
@@ -218,6 +229,11 @@ fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
     let wrong = |why: vtl_core::layers::Unfit| (at, format!("stack \"{name}\": {why}"));
     let layers: Description = text.parse().map_err(wrong)?;
     layers.check(is_there).map_err(wrong)?;
+    let rate = row.rate.as_ref().or(row.peer_rate.as_ref());
+    if let Some(rate) = rate.filter(|_| layers.is_over_messages()) {
+        let why = format!("stack \"{name}\": {}", no_rate(&layers));
+        return Err((rate.span().start, why));
+    }
     let rate = |rate: Option<Spanned<u32>>| match rate {
         Some(rate) if !(1..=MAX_RATE).contains(rate.get_ref()) => {
             let why = format!("a rate is in Mbit/s, from 1 to {MAX_RATE}");
@@ -351,7 +367,8 @@ mod tests {
              layers = [\"flow-control\", \"ordering\", \"nack?window=512\", \"fec?block=20\"]\n\
              [[stack]]\nname = \"backhaul\"\nexclusive = true\n\
              [[stack]]\nname = \"kcp-fec\"\ncarrier = \"kcp\"\nlayers = [\"fec\"]\n\
-             [[stack]]\nname = \"bare\"\n",
+             [[stack]]\nname = \"bare\"\n\
+             [[stack]]\nname = \"packed\"\ncarrier = \"quic\"\nlayers = [\"compression\"]\n",
         )
         .expect("right");
         assert_eq!(stacks.accept_rate, 50_000);
@@ -372,6 +389,7 @@ mod tests {
             ),
             ("backhaul", BUILT_IN[0].1, 0, 0),
             ("kcp-fec", "kcp/fec", 0, 0),
+            ("packed", "quic/compression", 0, 0),
         ] {
             let found = resolve(&stacks, spec).expect(spec);
             assert_eq!(found.layers.to_string(), layers, "{spec}");
@@ -394,6 +412,7 @@ mod tests {
                 "no parameter \"window\": it has rate and peer-rate",
             ),
             ("lte?rate=0", "rate is in Mbit/s, from 1 to 100000"),
+            ("packed?rate=5", "quic controls congestion itself"),
         ] {
             let error = resolve(&stacks, spec).expect_err(spec);
             assert!(error.contains(about), "{spec}: {error}");
@@ -416,6 +435,14 @@ mod tests {
             ),
             (&row("layers = [\"x\"]"), "there is no layer \"x\""),
             (&row("carrier = \"tcp\""), "layers cannot be over \"tcp\""),
+            (
+                &row("carrier = \"quic\""),
+                "a stack over quic needs a layer",
+            ),
+            (
+                &row("rate = 9\ncarrier = \"graft\"\nlayers = [\"compression\"]"),
+                "3:8: stack \"a\": a rate is for stacks over udp: graft controls",
+            ),
             (&row(&row("")), "there is a stack \"a\" already"),
             (
                 &row("[[stack]]\nname = \"udp-plus\"\n"),

@@ -13,8 +13,14 @@ pub const BUILT_IN: [(&str, &str); 1] = [("udp-plus", "udp/flow-control/ordering
 /// Maximum number of layers.
 pub const MAX_LAYERS: usize = 8;
 
-/// Carriers that can be below layers.
-const CARRIERS: [&str; 2] = ["udp", "kcp"];
+/// Carriers that can be below layers: those whose packets may get lost,
+const DATAGRAMS: [&str; 2] = ["udp", "kcp"];
+/// and those that move messages, of which none gets lost; a graft by its name, too.
+const MESSAGES: [&str; 4] = ["quic", "sctp", "mptcp", "graft"];
+/// The prefix of a graft by its name.
+const GRAFT: &str = "graft:";
+/// Packets that may wait for one that they have overtaken, over messages: what the largest ring of a session has.
+const MESSAGES_AHEAD: u32 = 16_384;
 
 /// A parameter: name, default, minimum and maximum.
 type Param = (&'static str, u32, u32, u32);
@@ -48,7 +54,7 @@ pub enum Unfit {
     #[error("a stack is CARRIER/LAYER/LAYER?PARAMETER=VALUE, from the top to the bottom, {max} bytes at most", max = MAX_TEXT)]
     Text,
     /// Its carrier is unknown.
-    #[error("layers cannot be over \"{0}\": over {all}", all = CARRIERS.join(", "))]
+    #[error("layers cannot be over \"{0}\": over {all}", all = [&DATAGRAMS[..], &MESSAGES].concat().join(", "))]
     Carrier(String),
     /// It has too many layers.
     #[error("a stack has {max} layers at most", max = MAX_LAYERS)]
@@ -65,6 +71,14 @@ pub enum Unfit {
     /// A parameter is out of range.
     #[error("{1} {2} of the layer {0} is out of range: {3} to {4}")]
     Range(String, &'static str, u32, u32, u32),
+    /// A layer does what the carrier does.
+    #[error(
+        "the layer {0} is for udp and kcp: {1} loses nothing, and bounds what is under way by itself"
+    )]
+    Needless(String, String),
+    /// There is no layer.
+    #[error("a stack over {0} needs a layer: without any it is the carrier {0} itself")]
+    Bare(String),
     /// A layer is at the wrong place.
     #[error("{0}")]
     Order(&'static str),
@@ -128,6 +142,16 @@ impl Description {
         self.has("encryption")
     }
 
+    /// Whether it is over a carrier that moves messages, all of them, rather than datagrams.
+    pub fn is_over_messages(&self) -> bool {
+        is_of_messages(&self.carrier)
+    }
+
+    /// The graft that it is over, if it names one.
+    pub fn graft(&self) -> Option<GraftSpec> {
+        self.carrier.strip_prefix(GRAFT)?.parse().ok()
+    }
+
     fn has(&self, name: &str) -> bool {
         self.layers.iter().any(|layer| layer.name == name)
     }
@@ -138,8 +162,12 @@ impl Description {
     /// # Errors
     /// What is wrong.
     pub fn check(&self, knows: impl Fn(&GraftSpec) -> bool) -> Result<(), Unfit> {
-        if !CARRIERS.contains(&&*self.carrier) {
+        let is_over_messages = self.is_over_messages();
+        if !DATAGRAMS.contains(&&*self.carrier) && !is_over_messages {
             return Err(Unfit::Carrier(self.carrier.clone()));
+        }
+        if is_over_messages && self.layers.is_empty() {
+            return Err(Unfit::Bare(self.carrier.clone()));
         }
         if self.layers.len() > MAX_LAYERS {
             return Err(Unfit::TooMany);
@@ -153,6 +181,9 @@ impl Description {
                 Some(params) => check_params(layer, params)?,
                 None if knows(layer) => {}
                 None => return Err(Unfit::Layer(name.clone())),
+            }
+            if is_over_messages && matches!(&**name, "flow-control" | "nack" | "fec") {
+                return Err(Unfit::Needless(name.clone(), self.carrier.clone()));
             }
         }
         let promises = self.promises()?;
@@ -224,12 +255,14 @@ impl Description {
         make: impl Fn(&GraftSpec) -> Option<Box<dyn Layer>>,
     ) -> Result<Built, Unfit> {
         self.check(knows)?;
-        let reliable = self.has("nack");
+        let over_messages = self.is_over_messages();
+        let reliable = self.has("nack") || over_messages;
         let layers = self.layers.iter().filter(|l| l.name != "encryption");
         let layers = layers.map(|layer| -> Result<Box<dyn Layer>, Unfit> {
             let value = |name| value(layer, name);
             Ok(match &*layer.name {
                 "flow-control" => Box::new(FlowControl::new(value("window"))),
+                "ordering" if over_messages => Box::new(Ordering::new(MESSAGES_AHEAD, 0, true)),
                 "ordering" => Box::new(Ordering::new(value("buffer"), value("wait"), reliable)),
                 "nack" => Box::new(Nack::new(value("window"), rtt)),
                 "fec" => Box::new(Fec::new(value("block"), value("wait"))),
@@ -240,7 +273,8 @@ impl Description {
         layers.collect()
     }
 
-    /// Packets that a peer can have this host keep, at most.
+    /// Packets that a peer can have this host keep, at most; over messages, [`Pipeline::held`](super::Pipeline::held) says what it
+    /// keeps.
     pub fn memory(&self) -> u64 {
         let of = |layer: &GraftSpec| match &*layer.name {
             "flow-control" => value(layer, "window"),
@@ -250,6 +284,12 @@ impl Description {
         };
         self.layers.iter().map(|layer| u64::from(of(layer))).sum()
     }
+}
+
+/// Whether a carrier moves messages.
+fn is_of_messages(carrier: &str) -> bool {
+    let named = carrier.strip_prefix(GRAFT).map(str::parse::<GraftSpec>);
+    MESSAGES.contains(&carrier) || named.is_some_and(|spec| spec.is_ok())
 }
 
 /// The parameters of a layer of VTL's.
@@ -302,6 +342,12 @@ mod tests {
             "kcp",
             "kcp/fec",
             "kcp/compression/fec/encryption",
+            "quic/own?x=1",
+            "sctp/compression/ordering/encryption",
+            "mptcp/compression",
+            "graft/ordering/own",
+            "graft:cubic/compression",
+            "graft:go-back-n?window=64/compression",
         ] {
             assert_eq!(checked(fit), Ok(()), "{fit}");
             let parsed: Description = fit.parse().unwrap();
@@ -311,7 +357,16 @@ mod tests {
             ("", "a stack is CARRIER"),
             ("udp/", "a stack is CARRIER"),
             ("udp/nack?window", "a stack is CARRIER"),
-            ("tcp/nack", "cannot be over \"tcp\": over udp, kcp"),
+            (
+                "tcp/nack",
+                "cannot be over \"tcp\": over udp, kcp, quic, sctp, mptcp, graft",
+            ),
+            ("graft:/compression", "cannot be over \"graft:\""),
+            ("quic", "a stack over quic needs a layer"),
+            ("quic/nack", "the layer nack is for udp and kcp: quic loses"),
+            ("graft/fec", "the layer fec is for udp and kcp"),
+            ("sctp/flow-control", "the layer flow-control is for"),
+            ("mptcp/encryption/compression", "lowest layer"),
             ("udp", "it lacks reliability"),
             ("udp/ordering/fec", "it lacks reliability"),
             ("udp/nack", "it lacks order"),
@@ -353,6 +408,7 @@ mod tests {
         };
         assert_eq!(built(BUILT_IN[0].1), Ok(3));
         assert_eq!(built("kcp/compression/encryption"), Ok(1));
+        assert_eq!(built("quic/ordering/compression/encryption"), Ok(2));
         assert_eq!(built("kcp/own"), Err(Unfit::Layer("own".into())));
     }
 }

@@ -9,6 +9,9 @@
 //! - **Time** is an argument, ns since any beginning, and never goes back. A layer has no clock, no thread and no I/O.
 //! - **Header**: it puts at most [`Layer::header`] bytes in front of a packet from above, and may shorten or lengthen
 //!   what is behind as long as the sum is no longer than packet and header were. It takes its header off on receipt.
+//! - **What is below**: datagrams, of which the next point says what may become of them; or messages of a carrier that has
+//!   reliability, congestion control and flow control (QUIC, SCTP, MPTCP, a session), of which each comes, once, in any order.
+//!   Over these a layer that drops a packet loses it for good: what is refused ends the stack.
 //! - **Own packets** are no longer than the longest packet from above with its header. Apart from answers to a packet
 //!   and from timers, it sends them in [`Layer::poll`], as many as there is room for. Nobody asks layers below whether
 //!   they are ready for them: such a layer keeps room for a few.
@@ -123,6 +126,11 @@ pub trait Layer {
 
     /// Sends packets of its own: what waits for room, of which there is for `room` packets, and what is due.
     fn poll(&mut self, _now: Ns, _room: usize, _out: &mut Out) {}
+
+    /// Packets from below that it keeps for those in front of them.
+    fn held(&self) -> usize {
+        0
+    }
 
     /// Whether packets wait for room.
     fn is_waiting(&self) -> bool {

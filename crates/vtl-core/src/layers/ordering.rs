@@ -100,6 +100,10 @@ impl Layer for Ordering {
         }
     }
 
+    fn held(&self) -> usize {
+        self.held.len()
+    }
+
     fn next_timeout(&self) -> Option<Ns> {
         let wait = self.wait.filter(|_| !self.held.is_empty())?;
         Some(self.since.saturating_add(wait))

@@ -9,8 +9,8 @@ use super::{Figures, Layer, MAX_PACKET, MS, Ns, Out, Pacer, Packet};
 const BACKLOG: Ns = 4 * MS;
 const MIN_BACKLOG: usize = 4;
 const MAX_BACKLOG: usize = 256;
-/// Packets that may wait at the top if no layer bounds them: more are dropped.
-const MAX_WAITING: usize = 4096;
+/// Packets that may wait at the top if no layer bounds them: more are dropped. `ordering` passes up as many at once.
+const MAX_WAITING: usize = 16_384;
 
 /// Layers around a carrier, from the top to the bottom.
 pub struct Pipeline {
@@ -119,6 +119,16 @@ impl Pipeline {
             let room = self.room();
             self.with(index, now, |layer, out| layer.poll(now, room, out));
         }
+    }
+
+    /// Packets from the network that layers keep for those in front of them.
+    pub fn held(&self) -> usize {
+        self.layers.iter().map(|layer| layer.held()).sum()
+    }
+
+    /// Packets that wait for the network.
+    pub fn backlog(&self) -> usize {
+        self.outgoing.len()
     }
 
     /// When to call [`Pipeline::handle_timeout`] and [`Pipeline::poll_transmit`] again, if nothing happens before.

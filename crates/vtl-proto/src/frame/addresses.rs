@@ -134,6 +134,7 @@ mod tests {
             tls: false,
             path: 5,
             gateways: false,
+            layers: false,
         };
         let bytes = emitted(&hello);
         assert_eq!(bytes[8..16], [0, 0, 0, 5, 0, 0, 0, 1]);

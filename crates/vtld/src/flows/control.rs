@@ -320,14 +320,15 @@ pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Ite
     })
 }
 
-/// The first frame on a carrier, HELLO.
-pub(super) fn hello(carrier: CarrierId, tag: u32, path: u8) -> Frame<'static> {
+/// The first frame on a carrier, HELLO. `layers`: there are layers over it.
+pub(super) fn hello(carrier: CarrierId, tag: u32, path: u8, layers: bool) -> Frame<'static> {
     Frame::Hello {
         carrier,
         tag,
         tls: false,
         path,
         gateways: true,
+        layers,
     }
 }
 

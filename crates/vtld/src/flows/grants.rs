@@ -9,13 +9,13 @@ use tokio::{
 };
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{Kind, WITH_LAYERS},
     frame::{Frame, Side},
 };
 
 use super::{
     Desired, Flows, Key,
-    carrier::{self, Endpoint, Grant, Link, Shown},
+    carrier::{self, Endpoint, Grant, Layers, Link, Shown},
     peer::Peer,
 };
 use crate::{network::Network, stacks};
@@ -54,6 +54,14 @@ impl Flows {
         vacant.insert(made.ok()).clone().ok_or_else(unsupported)
     }
 
+    /// What layers over a carrier need. `to_open`: those that this host wants, as text.
+    pub(super) fn layers(self: &Rc<Self>, to_open: Option<String>) -> Layers {
+        Layers {
+            endpoint: self.endpoint(Kind::Stack).ok(),
+            to_open,
+        }
+    }
+
     /// Answers a peer's ASK with GRANT or REFUSE. `seals`: the peer supports sealing. `rtt`: of the path, measured by
     /// TCP.
     pub(super) fn grant(
@@ -64,9 +72,14 @@ impl Flows {
         rtt: Option<Duration>,
     ) -> Frame<'static> {
         let refuse = Frame::Refuse { kind: asked };
-        let Some(kind) = u8::try_from(asked).ok().and_then(Kind::numbered) else {
+        let has_layers = asked & WITH_LAYERS != 0;
+        let kind = u8::try_from(asked & !WITH_LAYERS).ok();
+        let Some(kind) = kind.and_then(Kind::numbered) else {
             return refuse;
         };
+        if has_layers && matches!(kind, Kind::Stack | Kind::Kcp) {
+            return refuse;
+        }
         let is_unwanted = kind == Kind::Stack && stacks::accept_rate() == 0;
         if is_unwanted || !peer.has_ample_room() {
             return refuse;
@@ -94,7 +107,8 @@ impl Flows {
                 return refuse;
             }
         };
-        peer.set_desired(Desired::of(kind));
+        let of_flows = if has_layers { Kind::Stack } else { kind };
+        peer.set_desired(Desired::of(of_flows));
         let promise = (Rc::clone(peer), peer.shown.get());
         self.promises.borrow_mut().insert(token, promise);
         let (expiring, endpoint) = (Rc::clone(self), Rc::clone(&endpoint));
@@ -137,11 +151,13 @@ impl Flows {
                 };
                 if let Some(peer) = peer {
                     tracing::debug!(peer = %peer.key.peer, carrier = %kind, "carrier: accepted");
-                    peer.set_desired(Desired::of(kind));
+                    let has_layers = link.has_layers();
+                    let of_flows = if has_layers { Kind::Stack } else { kind };
+                    peer.set_desired(Desired::of(of_flows));
                     // It may precede the control connection that authenticates the peer.
                     let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;
                     if peer.is_admitted() {
-                        link.serve(peer, None).await;
+                        link.serve(peer, None, flows.layers(None)).await;
                     }
                 }
             });

@@ -18,7 +18,7 @@ use tokio::{
 };
 use vtl_core::netmon::told;
 use vtl_proto::{
-    carrier::Kind,
+    carrier::{Kind, WITH_LAYERS},
     frame::{CONTROL_CONNECTION, CarrierId, FlowName, Frame, Side},
 };
 
@@ -28,7 +28,7 @@ use super::{
     control::{Control, hello},
     peer::{Peer, Preference},
 };
-use crate::option::tcp_rtt;
+use crate::{hooker::Over, option::tcp_rtt, stacks};
 
 /// Timeout of a request over the control connection.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -43,6 +43,59 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const WORTH: Duration = Duration::from_secs(30);
 /// Interval of [`Flows::tend`].
 const TICK: Duration = Duration::from_secs(1);
+
+/// How a carrier is opened.
+struct Plan {
+    kind: Kind,
+    /// The kind of the carrier itself, which may be below a stack's layers,
+    lower: Kind,
+    /// and these.
+    layers: Option<String>,
+    /// Session parameters of the carrier itself, and what the carrier is remembered by.
+    over: Option<Arc<Over>>,
+    wanted: Option<Arc<Over>>,
+}
+
+impl Plan {
+    /// How a carrier of this kind is opened for an association.
+    fn of(peer: &Peer, kind: Kind) -> Self {
+        let wanted = peer.over(kind);
+        let plain = Self {
+            kind,
+            lower: kind,
+            layers: None,
+            over: wanted.clone(),
+            wanted: wanted.clone(),
+        };
+        let Some(Over::Stack(spec)) = wanted.as_deref() else {
+            return plain;
+        };
+        let Ok(stacks::ToOpen { layers, .. }) = stacks::resolve(spec) else {
+            // It is told when it is opened.
+            return plain;
+        };
+        let below = layers.carrier().split(':').next().and_then(Kind::named);
+        match below.filter(|_| layers.is_over_messages()) {
+            Some(lower) => Self {
+                lower,
+                over: layers.graft().map(|graft| Over::Graft(graft).into()),
+                layers: Some(layers.to_string()),
+                ..plain
+            },
+            None => plain,
+        }
+    }
+
+    /// The carrier's number in ASK.
+    fn number(&self) -> u32 {
+        let with = if self.layers.is_some() {
+            WITH_LAYERS
+        } else {
+            0
+        };
+        u32::from(self.lower.number()) | with
+    }
+}
 
 /// Exponential back-off between attempts.
 pub(super) struct Pauses {
@@ -205,7 +258,7 @@ impl Flows {
         // Attempts that failed without a daemon there may succeed now.
         peer.note_succession();
         let id = peer.next_carrier();
-        let said = control.say(hello(id, peer.key.tag, 0)).await;
+        let said = control.say(hello(id, peer.key.tag, 0, false)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
         self.tell_gateway(peer, &control, gateways).await;
         self.control(peer, id, control).await;
@@ -265,7 +318,11 @@ impl Flows {
     async fn control(self: &Rc<Self>, peer: &Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
         let answers = Answers::default();
-        let answer = |kind, granted| {
+        let answer = |kind: u32, granted| {
+            let kind = match kind & WITH_LAYERS {
+                0 => kind,
+                _ => Kind::Stack.number().into(),
+            };
             if let Some(answer) = answers.borrow().get(&kind) {
                 // An answer that nobody waits for is dropped.
                 let _ = answer.try_send(granted);
@@ -346,7 +403,8 @@ impl Flows {
                 continue;
             }
             let (host, was_told) = (peer.host(), peer.gateway.host.get().is_some());
-            let opening = self.open_carrier(peer, Kind::Graft, Granted::freely(host), None);
+            let plan = Plan::of(peer, Kind::Graft);
+            let opening = self.open_carrier(peer, plan, Granted::freely(host), None);
             tokio::select! {
                 opened = opening => if let Err(error) = opened {
                     tracing::info!(%error, peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: cannot open: plain TCP until the next attempt");
@@ -376,10 +434,17 @@ impl Flows {
             if !peer.needs(kind) {
                 continue;
             }
+            let plan = Plan::of(peer, kind);
+            if plan.lower == Kind::Graft {
+                let granted = Granted::freely(peer.host());
+                self.try_to_open(peer, plan, granted, tcp_rtt(control.tcp()))
+                    .await;
+                continue;
+            }
             // A late answer to a request that timed out.
             let _ = answers.try_recv();
             let asked = Frame::Ask {
-                kind: kind.number().into(),
+                kind: plan.number(),
                 // The grant's secret must be encrypted in transit.
                 seals: (self.limits.seals || peer.requires_encryption()) && control.has_tls(),
             };
@@ -389,10 +454,7 @@ impl Flows {
             match timeout(ANSWER, answers.recv()).await {
                 Ok(Some(Some(granted))) => {
                     let rtt = tcp_rtt(control.tcp());
-                    if let Err(error) = self.open_carrier(peer, kind, granted, rtt).await {
-                        tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot open: plain TCP until the next attempt");
-                        peer.tell_failed(kind.name(), error.to_string());
-                    }
+                    self.try_to_open(peer, plan, granted, rtt).await;
                 }
                 Ok(Some(None)) => {
                     let why = match kind {
@@ -410,33 +472,55 @@ impl Flows {
         }
     }
 
+    /// The same as [`Flows::open_carrier`]; says why it cannot be opened.
+    async fn try_to_open(
+        self: &Rc<Self>,
+        peer: &Rc<Peer>,
+        plan: Plan,
+        granted: Granted,
+        rtt: Option<Duration>,
+    ) {
+        let kind = plan.kind;
+        if let Err(error) = self.open_carrier(peer, plan, granted, rtt).await {
+            tracing::info!(%error, peer = %peer.key.peer, carrier = %kind, "carrier: cannot open: plain TCP until the next attempt");
+            peer.tell_failed(kind.name(), error.to_string());
+        }
+    }
+
     /// Opens a carrier and serves it until it breaks or is not needed any more.
     async fn open_carrier(
         self: &Rc<Self>,
         peer: &Rc<Peer>,
-        kind: Kind,
+        plan: Plan,
         granted: Granted,
         rtt: Option<Duration>,
     ) -> io::Result<()> {
-        let endpoint = self.endpoint(kind)?;
-        let is_clear = *granted.crypto.as_bytes() == CLEAR && kind != Kind::Graft;
+        let Plan {
+            kind,
+            lower,
+            layers,
+            over,
+            wanted,
+        } = plan;
+        let endpoint = self.endpoint(lower)?;
+        let is_clear = *granted.crypto.as_bytes() == CLEAR && lower != Kind::Graft;
         if is_clear && peer.requires_encryption() {
             return Err(io::Error::other("the peer does not encrypt it"));
         }
-        let over = peer.over(kind);
         let opening = ToOpen {
             granted,
             local: self.own_address(peer),
             rtt,
-            over: over.clone(),
+            over,
             encrypted: peer.requires_encryption(),
             path: 0,
         };
         let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
-        peer.note_over(number, over);
+        peer.note_over(number, wanted);
         // It outlives this control connection.
-        let serving = spawn_local(link.serve(Rc::clone(peer), Some(number)));
+        let layers = self.layers(layers);
+        let serving = spawn_local(link.serve(Rc::clone(peer), Some(number), layers));
         tokio::select! {
             _ = serving => peer.forget_over(number),
             () = peer.until(|peer| !peer.needs(kind)) => {}
@@ -565,6 +649,7 @@ fn greeting(peer: &Peer) -> Frame<'static> {
         tls: true,
         path: 0,
         gateways: true,
+        layers: false,
     }
 }
 

@@ -143,7 +143,8 @@ impl Flows {
                     tracing::info!(peer = %peer.key.peer, %local, %to, "stacks: path open");
                     let id = peer.next_carrier();
                     let _told = ToldPath::new(&peer, path);
-                    link.serve(Rc::clone(&peer), Some(id)).await;
+                    let layers = self.layers(None);
+                    link.serve(Rc::clone(&peer), Some(id), layers).await;
                     tracing::info!(peer = %peer.key.peer, %local, %to, "stacks: path closed");
                 }
                 Err(error) => {

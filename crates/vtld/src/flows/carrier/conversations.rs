@@ -17,6 +17,7 @@ use tokio::{
     task::spawn_local,
     time::{sleep, timeout},
 };
+use vtl_core::layers::Pipeline;
 use vtl_proto::frame::{HEADER, Side};
 
 use super::{
@@ -43,6 +44,11 @@ pub(super) trait Protocol: 'static {
 
     /// Starts the task of a conversation.
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened>;
+
+    /// As [`Library::layers`].
+    fn layers(&self, _layers: &str, _mtu: usize) -> Result<Pipeline, String> {
+        Err("layers are in the process of stacks".into())
+    }
 }
 
 /// How a conversation begins.
@@ -162,6 +168,10 @@ impl<P: Protocol> Library for Conversations<P> {
             }
             Ok(opened)
         })
+    }
+
+    fn layers(&self, layers: &str, mtu: usize) -> Result<Pipeline, String> {
+        self.shared.protocol.layers(layers, mtu)
     }
 
     fn close(&self) {

@@ -26,6 +26,7 @@ use super::{
         peer::Peer,
     },
     Carrier, HANDSHAKE, Link, Local, Refused, Taking,
+    layered::{self, Inbox, Layers},
 };
 
 /// Size of the send queue, bytes: short, so that a new flow does not wait behind seconds of another's bytes.
@@ -42,7 +43,7 @@ const MOST_EARLY: usize = 1 << 20;
 pub(super) enum Arrived {
     /// The next bytes of a stream of frames.
     Stream(Bytes),
-    /// A single frame, possibly out of order.
+    /// Whole frames, possibly out of order.
     Frame(Bytes),
 }
 
@@ -281,6 +282,14 @@ impl Carrier for Framed {
         Box::pin(self.pipe.put_control(frames))
     }
 
+    fn message(&self, frame: Bytes) -> Taking<'_> {
+        Box::pin(self.pipe.put(Out::Chunk(frame)))
+    }
+
+    fn longest_message(&self) -> usize {
+        self.pipe.frame
+    }
+
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
         Box::pin(async move { self.pipe.put_chunk(flow, &chunk).await })
     }
@@ -310,7 +319,7 @@ impl Carrier for Framed {
 
 /// Reassembles frames from received entries.
 #[derive(Default)]
-struct Reader {
+pub(super) struct Reader {
     stream: Frames,
     /// Single frames received before HELLO.
     early: VecDeque<Bytes>,
@@ -321,8 +330,12 @@ struct Reader {
 struct Violation;
 
 impl Reader {
-    /// Takes the peer's HELLO: the carrier's id and the tag. `None` if it is not complete yet.
-    fn hello(&mut self, arrived: VecDeque<Arrived>) -> Result<Option<(CarrierId, u32)>, Violation> {
+    /// Takes the peer's HELLO: the carrier's id, the tag, and whether layers are over the carrier. `None` if it is not
+    /// complete yet.
+    fn hello(
+        &mut self,
+        arrived: VecDeque<Arrived>,
+    ) -> Result<Option<(CarrierId, u32, bool)>, Violation> {
         for what in arrived {
             self.early_bytes += what.memory();
             match what {
@@ -337,20 +350,27 @@ impl Reader {
             };
         }
         let said = self.stream.take(|frame| match frame {
-            Frame::Hello { carrier, tag, .. } => Some((carrier, tag)),
+            Frame::Hello {
+                carrier,
+                tag,
+                layers,
+                ..
+            } => Some((carrier, tag, layers)),
             _ => None,
         });
         said.ok().flatten().ok_or(Violation).map(Some)
     }
 
-    /// Passes frames to the peer's association.
+    /// Passes frames to the peer's association, or to the layers over the carrier.
     fn give(
         &mut self,
         peer: &Peer,
         carrier: CarrierId,
         arrived: VecDeque<Arrived>,
+        layers: Option<&Inbox>,
     ) -> Result<(), Violation> {
         let give = |frame: Frame<'_>| match frame {
+            frame if let Some(inbox) = layers => inbox.take(frame),
             Frame::Chunk {
                 flow,
                 offset,
@@ -363,7 +383,12 @@ impl Reader {
         let early = std::mem::take(&mut self.early);
         for what in early.into_iter().map(Arrived::Frame).chain(arrived) {
             match what {
-                Arrived::Frame(bytes) => give(Frame::take(&mut &bytes[..]).map_err(|_| Violation)?),
+                Arrived::Frame(bytes) => {
+                    let mut rest = &bytes[..];
+                    while !rest.is_empty() {
+                        give(Frame::take(&mut rest).map_err(|_| Violation)?);
+                    }
+                }
                 Arrived::Stream(bytes) => self.stream.push(&bytes),
             }
         }
@@ -376,55 +401,79 @@ impl Reader {
 }
 
 impl Link for Framed {
-    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
+    fn serve(
+        self: Box<Self>,
+        peer: Rc<Peer>,
+        opened: Option<CarrierId>,
+        layers: Layers,
+    ) -> Local<'static, ()> {
         Box::pin(async move {
             let mut reader = Reader::default();
-            let id = match opened {
+            let said = match opened {
                 Some(id) => {
-                    let hello = emit(hello(id, peer.key.tag, 0));
-                    self.pipe.put_control(hello).await.ok().map(|()| id)
+                    let has_layers = layers.to_open.is_some();
+                    let hello = emit(hello(id, peer.key.tag, 0, has_layers));
+                    let said = self.pipe.put_control(hello).await;
+                    said.ok().map(|()| (id, has_layers))
                 }
                 None => timeout(HANDSHAKE, self.number(&peer, &mut reader))
                     .await
                     .ok()
                     .flatten(),
             };
-            let Some(id) = id else {
+            let Some((id, has_layers)) = said else {
                 return tracing::debug!(peer = %peer.key.peer, carrier = %self.kind, "carrier: closed: its first frame does not name it");
             };
             if opened.is_none() && self.kind == Kind::Quic {
                 // With QUIC both sides send HELLO.
                 let _ = self
                     .pipe
-                    .put_control(emit(hello(id, peer.key.tag, 0)))
+                    .put_control(emit(hello(id, peer.key.tag, 0, false)))
                     .await;
             }
             let carrier = Rc::from(self);
-            let receiving = receive(Rc::clone(&carrier), Rc::clone(&peer), id, reader);
-            peer.run(id, carrier, receiving).await;
+            let (of_receiver, of_peer) = (Rc::clone(&carrier), Rc::clone(&peer));
+            let receiving = |inbox| receive(of_receiver, of_peer, id, reader, inbox);
+            if has_layers {
+                let inbox = Rc::new(Inbox::default());
+                let receiving = receiving(Some(Rc::clone(&inbox)));
+                layered::serve(carrier, peer, id, layers, inbox, receiving).await;
+            } else {
+                peer.run(id, carrier, receiving(None)).await;
+            }
         })
     }
 }
 
 impl Framed {
-    /// Waits for the peer's HELLO, and checks it. Returns the carrier's id.
-    async fn number(&self, peer: &Peer, reader: &mut Reader) -> Option<CarrierId> {
+    /// Waits for the peer's HELLO, and checks it. Returns the carrier's id, and whether there are layers over it.
+    async fn number(&self, peer: &Peer, reader: &mut Reader) -> Option<(CarrierId, bool)> {
         loop {
             let arrived = self.pipe.arrivals().await?;
-            if let Some((id, tag)) = reader.hello(arrived).ok()? {
-                return (id.opener == Side::Peer && tag == peer.key.tag).then_some(id);
+            if let Some((id, tag, layers)) = reader.hello(arrived).ok()? {
+                let is_it = id.opener == Side::Peer && tag == peer.key.tag;
+                return is_it.then_some((id, layers));
             }
         }
     }
 }
 
-/// Receives frames until the carrier breaks.
-async fn receive(carrier: Rc<Framed>, peer: Rc<Peer>, id: CarrierId, mut reader: Reader) {
+/// Receives frames until the carrier breaks. `layers`: those over it, for which the frames are.
+pub(super) async fn receive(
+    carrier: Rc<Framed>,
+    peer: Rc<Peer>,
+    id: CarrierId,
+    mut reader: Reader,
+    layers: Option<Rc<Inbox>>,
+) {
     let mut arrived = VecDeque::new();
     loop {
-        if reader.give(&peer, id, arrived).is_err() {
+        if reader.give(&peer, id, arrived, layers.as_deref()).is_err() {
             tracing::debug!(peer = %peer.key.peer, carrier = %carrier.kind, "carrier: closed: protocol violation by the peer");
             return;
+        }
+        if let Some(inbox) = &layers {
+            inbox.room().await;
         }
         match carrier.pipe.arrivals().await {
             Some(more) => arrived = more,

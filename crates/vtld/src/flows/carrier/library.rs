@@ -12,6 +12,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use vtl_control::CarrierPath;
+use vtl_core::layers::Pipeline;
 use vtl_proto::keys::Secret;
 
 use super::{Expected, Local, framed::Pipe};
@@ -86,6 +87,14 @@ pub(super) trait Library {
 
     /// Opens a carrier.
     fn connect(&self, opening: Opening) -> Local<'_, io::Result<Opened>>;
+
+    /// Makes layers over a carrier of vtld's. `mtu`: maximum length of a packet at the bottom, bytes.
+    ///
+    /// # Errors
+    /// What is wrong with them, as one sentence.
+    fn layers(&self, _layers: &str, _mtu: usize) -> Result<Pipeline, String> {
+        Err("layers are in the process of stacks".into())
+    }
 
     /// Closes all carriers.
     fn close(&self);

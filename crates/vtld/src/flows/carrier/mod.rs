@@ -4,6 +4,7 @@ mod conversations;
 pub(super) mod framed;
 mod graft;
 mod kcp;
+mod layered;
 mod library;
 mod mptcp;
 pub(super) mod process;
@@ -37,6 +38,9 @@ use vtl_proto::{
     frame::{CRYPTO, CarrierId, FlowId},
     keys::Secret,
 };
+
+pub(super) use layered::Layers;
+use process::Filter;
 
 use super::peer::Peer;
 use crate::{
@@ -119,6 +123,16 @@ pub(super) trait Carrier {
     /// Sends control frames.
     fn control(&self, frames: Bytes) -> Taking<'_>;
 
+    /// Sends a frame, of [`Carrier::longest_message`] at most, that others may overtake.
+    fn message(&self, frame: Bytes) -> Taking<'_> {
+        self.control(frame)
+    }
+
+    /// Maximum size of such a frame, bytes; 0: it takes none.
+    fn longest_message(&self) -> usize {
+        0
+    }
+
     /// Sends bytes of a flow.
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_>;
 
@@ -177,8 +191,18 @@ pub(super) trait Carrier {
 /// A carrier whose handshake is complete.
 pub(super) trait Link {
     /// Serves an association until the carrier ends. `opened`: its id, if this host has opened it; else the peer
-    /// announces it.
-    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()>;
+    /// announces it. `layers`: those over it.
+    fn serve(
+        self: Box<Self>,
+        peer: Rc<Peer>,
+        opened: Option<CarrierId>,
+        layers: Layers,
+    ) -> Local<'static, ()>;
+
+    /// Whether the peer, which has opened it, has said that layers are over it.
+    fn has_layers(&self) -> bool {
+        false
+    }
 }
 
 /// How a carrier opened by a peer identifies its association.
@@ -292,6 +316,15 @@ pub(super) trait Endpoint {
 
     /// Opens a carrier.
     fn connect(&self, opening: ToOpen) -> Local<'_, io::Result<Box<dyn Link>>>;
+
+    /// Makes layers over a carrier of another kind, if this is the kind of stacks. `mtu`: maximum length of a packet for that
+    /// carrier, bytes.
+    ///
+    /// # Errors
+    /// Also what is wrong with the layers, as one sentence.
+    fn filter(&self, _layers: String, _mtu: usize) -> Local<'_, io::Result<Filter>> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
 
     /// Closes all carriers of the kind.
     fn close(&self);

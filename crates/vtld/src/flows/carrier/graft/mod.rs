@@ -42,10 +42,12 @@ use super::{
         socket::watch,
     },
     Arrivals, Carrier, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
+    layered::{self, Inbox, Layers},
 };
 use crate::broker::{self, Doorbell, Owner, wish};
 use moving::Graft;
-use session::Session;
+pub(super) use moving::whole;
+use session::{Hello, Session};
 
 /// Maximum number of sessions waiting for HELLO.
 const HALF_OPEN: usize = 64;
@@ -244,9 +246,10 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
             half_open.set(half_open.get() - 1);
-            if let Ok(Some((number, tag, path))) = hello {
+            if let Ok(Some(said)) = hello {
                 let shown = session.shown.map(Box::new);
-                let ready = Ready::new(session, Some(number), path, None, &open);
+                let (tag, path) = (said.tag, said.path);
+                let ready = Ready::new(session, Some(said), path, None, &open);
                 // Fails if the daemon is ending.
                 let _ = arrivals.send((Shown::Association { peer, tag, shown }, Box::new(ready)));
             }
@@ -257,8 +260,8 @@ async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arr
 /// A session ready to serve.
 struct Ready {
     graft: Rc<Graft>,
-    /// The carrier's id from the peer's HELLO, if the peer has opened it.
-    number: Option<CarrierId>,
+    /// The peer's HELLO, if the peer has opened it.
+    said: Option<Hello>,
     rtt: Duration,
     open: Rc<Open>,
 }
@@ -266,7 +269,7 @@ struct Ready {
 impl Ready {
     fn new(
         session: Session,
-        number: Option<CarrierId>,
+        said: Option<Hello>,
         path: u8,
         rtt: Option<Duration>,
         open: &Rc<Open>,
@@ -277,7 +280,7 @@ impl Ready {
         open.grafts.borrow_mut().push(Rc::clone(&graft));
         Self {
             graft,
-            number,
+            said,
             rtt,
             open: Rc::clone(open),
         }
@@ -327,16 +330,27 @@ impl Drop for Ready {
 }
 
 impl Link for Ready {
-    fn serve(self: Box<Self>, peer: Rc<Peer>, opened: Option<CarrierId>) -> Local<'static, ()> {
+    fn has_layers(&self) -> bool {
+        self.said.as_ref().is_some_and(|said| said.layers)
+    }
+
+    fn serve(
+        self: Box<Self>,
+        peer: Rc<Peer>,
+        opened: Option<CarrierId>,
+        layers: Layers,
+    ) -> Local<'static, ()> {
         Box::pin(async move {
             let (graft, session) = (&self.graft, &self.graft.session);
             let working = async {
-                let id = opened.or(self.number);
+                let id = opened.or(self.said.as_ref().map(|said| said.carrier));
                 let Some(id) = id else { return };
+                let has_layers = layers.to_open.is_some() && !session.loses || self.has_layers();
                 if !self.is_admitted(&peer).await {
                     return;
                 }
-                let hello = emit(hello(id, peer.key.tag, graft.loads.path()));
+                let path = graft.loads.path();
+                let hello = emit(hello(id, peer.key.tag, path, has_layers));
                 if session.loses {
                     if !graft.meet(&hello, opened.is_some(), self.rtt).await {
                         return;
@@ -354,14 +368,20 @@ impl Link for Ready {
                     }
                     tracing::info!(peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: closed: timeout, nothing received");
                 };
+                let inbox = has_layers.then(Rc::<Inbox>::default);
                 let serving = first([
-                    Box::pin(graft.receive(&peer, id)),
+                    Box::pin(graft.receive(&peer, id, inbox.as_deref())),
                     Box::pin(graft.refill()),
                     Box::pin(dead),
                     Box::pin(graft.over()),
                 ]);
-                peer.run(id, Rc::clone(graft) as Rc<dyn Carrier>, serving)
-                    .await;
+                let carrier = Rc::clone(graft) as Rc<dyn Carrier>;
+                if let Some(inbox) = &inbox {
+                    let (peer, inbox) = (Rc::clone(&peer), Rc::clone(inbox));
+                    layered::serve(carrier, peer, id, layers, inbox, serving).await;
+                } else {
+                    peer.run(id, carrier, serving).await;
+                }
             };
             first([Box::pin(working), Box::pin(session.wake_up())]).await;
         })

@@ -21,7 +21,7 @@ use vtl_proto::{
 };
 
 use super::{
-    super::{Carrier, Refused, SILENCE, TICK, Taking},
+    super::{Carrier, Refused, SILENCE, TICK, Taking, layered::Inbox},
     Open, Peer,
     load::Loads,
     lossy::Lossy,
@@ -70,6 +70,10 @@ impl Carrier for Graft {
         })
     }
 
+    fn longest_message(&self) -> usize {
+        self.session.tx.borrow().max_payload()
+    }
+
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_> {
         Box::pin(async move {
             self.wait_for_room(chunk.bytes.len()).await?;
@@ -95,7 +99,7 @@ impl Carrier for Graft {
     }
 
     fn look(&self, peer: &Peer, id: CarrierId) {
-        while self.session.loses && matches!(self.take(peer, id), Ok(true)) {}
+        while self.session.loses && matches!(self.take(peer, id, None), Ok(true)) {}
     }
 
     fn forget(&self, flow: FlowId) {
@@ -261,6 +265,12 @@ impl Graft {
                 *taken += len;
                 return len;
             }
+            if !frames.is_empty() {
+                // Of layers, which were made when the path's packets were larger: what was given is lost, so all is.
+                tracing::info!(carrier = %Kind::Graft, "carrier: closed: the path's packets have become too small for its layers");
+                self.end();
+                return 0;
+            }
             control.pop_front();
         }
         let mut chunks = self.chunks.borrow_mut();
@@ -297,11 +307,14 @@ impl Graft {
         used
     }
 
-    /// Passes received frames to the peer's association, until the session ends.
-    pub(super) async fn receive(&self, peer: &Peer, id: CarrierId) {
+    /// Passes received frames to the peer's association, or to the layers over the session, until the session ends.
+    pub(super) async fn receive(&self, peer: &Peer, id: CarrierId, layers: Option<&Inbox>) {
         loop {
-            let taken = self.take(peer, id);
+            let taken = self.take(peer, id, layers);
             peer.turn();
+            if let Some(inbox) = layers {
+                inbox.room().await;
+            }
             match taken {
                 Err(_) => {
                     tracing::debug!(peer = %peer.key.peer, carrier = %Kind::Graft, "carrier: closed: protocol violation by the peer");
@@ -327,7 +340,7 @@ impl Graft {
 
     /// Takes packets out of the ring, also out of order: this avoids head-of-line blocking between flows. False if
     /// there are none.
-    fn take(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+    fn take(&self, peer: &Peer, id: CarrierId, layers: Option<&Inbox>) -> Result<bool, FrameError> {
         let count = self.session.rx.borrow_mut().available().min(BURST as u64);
         let rx = self.session.rx.borrow();
         let mut run = Run::default();
@@ -340,7 +353,7 @@ impl Graft {
                     run.give(peer, id);
                     return Ok(false);
                 }
-                run.take(packet, peer, id)?;
+                run.take(packet, peer, id, layers)?;
             }
             if self.session.loses {
                 self.lossy.note_received(rx.packet(i));
@@ -362,7 +375,7 @@ impl Graft {
         if count == BURST as u64 || !self.reads_behind_gaps(peer) {
             return Ok(count > 0);
         }
-        Ok(self.take_behind_gaps(peer, id)? || count > 0)
+        Ok(self.take_behind_gaps(peer, id, layers)? || count > 0)
     }
 
     /// Whether packets are read out of order: not on lossy sessions, which have no retransmissions to wait for, nor
@@ -389,7 +402,12 @@ impl Graft {
         Some(there & !seen & !passed)
     }
 
-    fn take_behind_gaps(&self, peer: &Peer, id: CarrierId) -> Result<bool, FrameError> {
+    fn take_behind_gaps(
+        &self,
+        peer: &Peer,
+        id: CarrierId,
+        layers: Option<&Inbox>,
+    ) -> Result<bool, FrameError> {
         let rx = self.session.rx.borrow();
         let mut run = Run::default();
         let (next, end) = (rx.next(), rx.next() + rx.slots());
@@ -410,7 +428,7 @@ impl Graft {
                     run.give(peer, id);
                     return Ok(false);
                 }
-                run.take(packet, peer, id)?;
+                run.take(packet, peer, id, layers)?;
             }
             word += 1;
         }
@@ -447,10 +465,12 @@ impl<'a> Run<'a> {
         packet: &'a [u8],
         peer: &Peer,
         carrier: CarrierId,
+        layers: Option<&Inbox>,
     ) -> Result<(), FrameError> {
         let mut rest = packet;
         while !rest.is_empty() {
             match Frame::take(&mut rest)? {
+                frame if let Some(inbox) = layers => inbox.take(frame),
                 Frame::Chunk {
                     flow,
                     offset,
@@ -492,7 +512,7 @@ impl<'a> Run<'a> {
 }
 
 /// Size in bytes of the leading whole frames that fit into `most`. They are this host's own, and short.
-fn whole(frames: &[u8], most: usize) -> usize {
+pub(in super::super) fn whole(frames: &[u8], most: usize) -> usize {
     let mut rest = frames;
     let mut len = 0;
     while !rest.is_empty() && Frame::take(&mut rest).is_ok() {

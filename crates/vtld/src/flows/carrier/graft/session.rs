@@ -33,6 +33,15 @@ const NOTSENT: Duration = Duration::from_millis(25);
 /// Packets that may wait in the ring in any case.
 const MIN_NOTSENT: u32 = 64;
 
+/// What a peer says first on a session that it has opened.
+pub(super) struct Hello {
+    pub(super) carrier: CarrierId,
+    pub(super) tag: u32,
+    pub(super) path: u8,
+    /// There are layers over the session.
+    pub(super) layers: bool,
+}
+
 /// This host's end of a session.
 pub(super) struct Session {
     pub(super) tx: RefCell<TxRing>,
@@ -109,16 +118,26 @@ impl Session {
         })
     }
 
-    /// Waits for the peer's HELLO: the carrier's id, the association's tag, and the path.
-    pub(super) async fn hello(&self) -> Option<(CarrierId, u32, u8)> {
+    /// Waits for the peer's HELLO.
+    pub(super) async fn hello(&self) -> Option<Hello> {
         let packet = tokio::select! {
             packet = self.first() => packet?,
             () = self.wake_up() => return None,
         };
         match Frame::take(&mut &packet[..]) {
             Ok(Frame::Hello {
-                carrier, tag, path, ..
-            }) if carrier.opener == Side::Peer => Some((carrier, tag, path)),
+                carrier,
+                tag,
+                path,
+                layers,
+                ..
+            }) if carrier.opener == Side::Peer => Some(Hello {
+                carrier,
+                tag,
+                path,
+                // Those over a lossy session would lose what nobody repeats.
+                layers: layers && !self.loses,
+            }),
             _ => None,
         }
     }

@@ -36,8 +36,10 @@ use super::{
     },
     confine,
     message::{Channel, SETUP, Setup},
+    pipeline,
     wire::{BATCH, Figures, Tag, emit},
 };
+use crate::panics;
 
 /// Heartbeat interval.
 const BEAT: Duration = Duration::from_secs(2);
@@ -101,6 +103,17 @@ impl Carriers {
             Err(error) => {
                 let mut refused = BytesMut::new();
                 emit(&mut refused, Tag::Refused, error.to_string().as_bytes());
+                let _ = channel.write(&refused).await;
+            }
+        }
+    }
+
+    async fn layer(self: Rc<Self>, layers: String, mtu: usize, channel: Channel) {
+        match self.library.layers(&layers, mtu) {
+            Ok(pipeline) => pipeline::run(channel, pipeline).await,
+            Err(why) => {
+                let mut refused = BytesMut::new();
+                emit(&mut refused, Tag::Refused, why.as_bytes());
                 let _ = channel.write(&refused).await;
             }
         }
@@ -284,6 +297,10 @@ async fn obey(
             Setup::Start { .. } => return,
             Setup::Open(opening) => drop(spawn_local(carriers.open(opening, channel))),
             Setup::Expect(expected) => drop(spawn_local(carriers.expect(expected, channel))),
+            Setup::Layers { layers, mtu } => {
+                let running = panics::isolated(carriers.layer(layers, mtu, channel));
+                drop(spawn_local(running));
+            }
         }
     }
 }

@@ -30,6 +30,13 @@ pub(super) enum Setup {
     Open(Opening),
     /// Permits a peer to open a carrier. Descriptor: its socket, which carries nothing but its end until then.
     Expect(Expected),
+    /// Makes layers over a carrier of vtld's. Descriptor: their socket.
+    Layers {
+        /// As [`vtl_core::layers::Description`].
+        layers: String,
+        /// Maximum length of a packet at the bottom, bytes.
+        mtu: usize,
+    },
 }
 
 /// Maximum size of a set-up message, bytes.
@@ -60,6 +67,11 @@ impl Channel {
             socket: UnixStream::from_std(socket)?,
             unread: RefCell::default(),
         })
+    }
+
+    /// The next message, if it has been read already.
+    pub(super) fn buffered(&self) -> io::Result<Option<(Tag, Bytes)>> {
+        take(&mut self.unread.borrow_mut())
     }
 
     /// Waits for the next message. Cancellation safe.

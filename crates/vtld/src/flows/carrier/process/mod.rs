@@ -8,7 +8,9 @@
 
 mod child;
 mod confine;
+mod filter;
 mod message;
+mod pipeline;
 mod wire;
 
 use std::{
@@ -53,6 +55,7 @@ use super::{
 use crate::{broker::random_token, hooker::Over, stacks};
 pub use child::run;
 pub use confine::drop_privileges;
+pub(in super::super) use filter::Filter;
 use message::{Channel, Setup};
 use wire::{BATCH, Figures, Tag, emit};
 
@@ -340,6 +343,15 @@ impl Endpoint for Remote {
             let carrier = timeout(OPENED, opened(&process, channel, is_encrypted)).await;
             let carrier = carrier.map_err(|_| io::ErrorKind::TimedOut)??;
             Ok(Box::new(carrier) as Box<dyn Link>)
+        })
+    }
+
+    fn filter(&self, layers: String, mtu: usize) -> Local<'_, io::Result<Filter>> {
+        Box::pin(async move {
+            let process = self.process()?;
+            let channel = process.begin(&Setup::Layers { layers, mtu })?;
+            let filter = timeout(OPENED, Filter::new(channel, mtu)).await;
+            filter.map_err(|_| io::ErrorKind::TimedOut)?
         })
     }
 

@@ -39,10 +39,13 @@ pub(super) enum Tag {
     Taken,
     /// [`Figures`], in CBOR.
     Figures,
+    /// Of layers over a carrier of vtld's, in both directions: a packet for that carrier, which begins with the kind of its
+    /// message, and a packet from it, which does not. To the process, `Taken` says how many bytes the carrier has taken.
+    Packet,
 }
 
 impl Tag {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Control,
         Self::Chunk,
         Self::Opened,
@@ -51,6 +54,7 @@ impl Tag {
         Self::Frame,
         Self::Taken,
         Self::Figures,
+        Self::Packet,
     ];
 }
 
@@ -123,7 +127,7 @@ mod tests {
     fn take__what_makes_no_sense_is_refused() {
         let taken = |bytes: &[u8]| take(&mut BytesMut::from(bytes));
         assert!(taken(&[0, 0, 0, 0, 0]).is_err(), "no tag");
-        assert!(taken(&[9, 0, 0, 0, 0]).is_err(), "no tag");
+        assert!(taken(&[10, 0, 0, 0, 0]).is_err(), "no tag");
         assert!(taken(&[1, 1, 0, 4, 0]).is_err(), "too long");
         assert!(taken(&[1, 0, 0, 4, 0]).unwrap().is_none(), "the longest");
         assert!(taken(&[1, 0, 0, 0]).unwrap().is_none(), "cut");

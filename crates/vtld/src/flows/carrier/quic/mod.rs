@@ -388,7 +388,11 @@ impl Driver {
         loop {
             self.has_room().await;
             match stream.read_chunk(CHUNK_BACK, true).await {
-                Ok(Some(chunk)) => self.pipe.arrived(Arrived::Stream(chunk.bytes)),
+                Ok(Some(chunk)) => {
+                    // With layers, all of a carrier's bytes come by it.
+                    self.window.note_taken(chunk.bytes.len());
+                    self.pipe.arrived(Arrived::Stream(chunk.bytes));
+                }
                 _ => return true,
             }
         }

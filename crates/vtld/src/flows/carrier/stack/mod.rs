@@ -1,5 +1,6 @@
 //! Stacks: layers over UDP, or between KCP and UDP (PROTOCOL.md, section 7, "Layers"). The layers themselves are in
-//! `vtl_core::layers`; here are the opening of a stack, and the task that moves its packets.
+//! `vtl_core::layers`; here are the opening of a stack, and the task that moves its packets. Layers over other carriers are
+//! in `layered.rs`.
 //!
 //! What a stack consists of is the opener's to say, in its first message: the other side knows no stack by name.
 
@@ -79,6 +80,24 @@ impl Protocol for Layered {
             memory: Box::new(move || of_memory.borrow().memory),
             path: Box::new(move || of_path.borrow().path),
         })
+    }
+
+    fn layers(&self, layers: &str, mtu: usize) -> Result<Pipeline, String> {
+        let (_, made) = self.outside.build(layers, None, true)?;
+        let pipeline = Pipeline::new(made, mtu, 0, None);
+        has_room(&pipeline)?;
+        Ok(pipeline)
+    }
+}
+
+/// Whether layers leave enough of a packet.
+fn has_room(pipeline: &Pipeline) -> Result<(), String> {
+    match pipeline.capacity() {
+        ..MIN_CAPACITY => Err(format!(
+            "the layers' headers leave {} bytes of a packet, {MIN_CAPACITY} are needed",
+            pipeline.capacity()
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -207,25 +226,10 @@ fn built(
     text: &str,
     rate: u32,
 ) -> Result<(Description, Layers), String> {
-    let built = || {
-        let description: Description = text.parse()?;
-        let rtt = start.rtt.map(|rtt| rtt.as_nanos() as u64);
-        let made = description.build(
-            rtt,
-            |layer| outside.knows(layer),
-            |layer| outside.make(layer),
-        )?;
-        Ok::<_, vtl_core::layers::Unfit>((description, made))
-    };
-    let (description, made) = built().map_err(|unfit| unfit.to_string())?;
+    let (description, made) = outside.build(text, start.rtt, false)?;
     let rate = (rate > 0).then(|| u64::from(rate) * 1000);
     let pipeline = Pipeline::new(made, talk.mtu() - HEAD, talk.overhead() + HEAD, rate);
-    if pipeline.capacity() < MIN_CAPACITY {
-        return Err(format!(
-            "the layers' headers leave {} bytes of a packet, {MIN_CAPACITY} are needed",
-            pipeline.capacity()
-        ));
-    }
+    has_room(&pipeline)?;
     let layers = Layers {
         pipeline,
         began: Instant::now(),

@@ -8,10 +8,11 @@ use std::{
     ffi::{CString, c_char, c_void},
     fs,
     path::Path,
+    time::Duration,
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use vtl_core::layers::{Layer, MAX_PACKET, Ns, Out, Packet};
+use vtl_core::layers::{Built, Description, Layer, MAX_PACKET, Ns, Out, Packet, Unfit};
 use vtl_proto::carrier::GraftSpec;
 
 use crate::stacks::{layer_directory, layer_file};
@@ -28,6 +29,7 @@ struct CallOut {
     context: *mut c_void,
     down: unsafe extern "C" fn(*mut c_void, *const u8, usize),
     up: unsafe extern "C" fn(*mut c_void, *const u8, usize),
+    refuse: unsafe extern "C" fn(*mut c_void),
 }
 
 type Create = unsafe extern "C" fn(*const c_char) -> *mut c_void;
@@ -87,12 +89,33 @@ impl Outside {
         Self(all)
     }
 
-    pub(crate) fn knows(&self, layer: &GraftSpec) -> bool {
+    fn knows(&self, layer: &GraftSpec) -> bool {
         self.0.contains_key(&layer.name)
     }
 
+    /// Makes a stack's layers of what they are as text. `rtt`: the path's round-trip time, if it is known; `over_messages`:
+    /// whether they are over a carrier that moves messages, which the text must say as well.
+    pub(crate) fn build(
+        &self,
+        text: &str,
+        rtt: Option<Duration>,
+        over_messages: bool,
+    ) -> Result<(Description, Built), String> {
+        let build = || {
+            let description: Description = text.parse()?;
+            if description.is_over_messages() != over_messages {
+                return Err(Unfit::Carrier(description.carrier().to_owned()));
+            }
+            let rtt = rtt.map(|rtt| rtt.as_nanos() as u64);
+            let made =
+                description.build(rtt, |layer| self.knows(layer), |layer| self.make(layer))?;
+            Ok((description, made))
+        };
+        build().map_err(|unfit: Unfit| unfit.to_string())
+    }
+
     /// Makes a layer; `None` if there is none, or it refuses the parameters.
-    pub(crate) fn make(&self, layer: &GraftSpec) -> Option<Box<dyn Layer>> {
+    fn make(&self, layer: &GraftSpec) -> Option<Box<dyn Layer>> {
         let functions = *self.0.get(&layer.name)?;
         let text = layer.to_string();
         let params = text.split_once('?').map_or("", |(_, params)| params);
@@ -191,6 +214,12 @@ unsafe extern "C" fn up(context: *mut c_void, packet: *const u8, len: usize) {
     }
 }
 
+unsafe extern "C" fn refuse(context: *mut c_void) {
+    // SAFETY: as in `down`.
+    let passing = unsafe { &mut *context.cast::<Passing<'_>>() };
+    passing.out.refuse();
+}
+
 impl Made {
     /// Has the layer do something that passes on packets.
     fn call(&self, out: &mut Out, longest: usize, act: impl FnOnce(*const CallOut)) {
@@ -199,6 +228,7 @@ impl Made {
             context: (&raw mut passing).cast(),
             down,
             up,
+            refuse,
         };
         act(&raw const out);
     }
