@@ -21,7 +21,7 @@ struct own {
 #define UNORDERED(s) VTL_OWN(s, rx, struct vtl_unordered)
 
 #define GRAFT_START(o)                                                                             \
-    tf_window_start(o, VTL_PARTIAL_MOST), tf_cc_start(o, CC((o)->s)), tf_ecn_start(o)
+    tf_window_start(o, VTL_PARTIAL_MAX), tf_cc_start(o, CC((o)->s)), tf_ecn_start(o)
 #define GRAFT_CHOOSE(o) (tf_pace_wait(o) || tf_partial_choose(o, PARTIAL((o)->s), 0))
 #define GRAFT_NUMBER(o) tf_number(o), tf_partial_tell(o, PARTIAL((o)->s)), tf_pace_charge(o)
 #define GRAFT_SEAL(o) tf_crc32c_add(o)
@@ -29,7 +29,7 @@ struct own {
 #define GRAFT_VERIFY(in) tf_crc32c_verify(in)
 #define GRAFT_PLACE(in)                                                                            \
     tf_unordered_place(in, UNORDERED((in)->s)), tf_unordered_skip(in), tf_ecn_note(in)
-#define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s)), tf_window_limit(a, VTL_PARTIAL_MOST)
+#define GRAFT_HEAR(a) tf_cc_note(a, CC((a)->s)), tf_window_limit(a, VTL_PARTIAL_MAX)
 #define GRAFT_LOSS(a)                                                                              \
     tf_loss_reordering(a), tf_loss_selective(a, 0), tf_partial_all(a, PARTIAL((a)->s))
 #define GRAFT_CONTROL(a) tf_delivery_rate(a, 0), CONGESTION_CONTROL(a, &OWN((a)->s)->control)

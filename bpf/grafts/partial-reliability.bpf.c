@@ -18,7 +18,7 @@ struct own {
 #define OWN(s) VTL_OWN(s, tx, struct own)
 #define PARTIAL(s) (&OWN(s)->partial)
 /* Maximum of packets given up in LOSS_WINDOW. */
-#define MOST_LOST(s) ((__u64)(s)->param[LOSS_WINDOW] * (s)->param[MAX_LOSS] / 1000)
+#define MAX_LOST(s) ((__u64)(s)->param[LOSS_WINDOW] * (s)->param[MAX_LOSS] / 1000)
 
 #define GRAFT_START(o) tf_window_start(o, (o)->s->param[WINDOW])
 #define GRAFT_MAKE(o) tf_fec_make(o, &OWN((o)->s)->fec, (o)->s->param[FEC])
@@ -30,15 +30,14 @@ struct own {
 #define GRAFT_HEAR(a) tf_window_limit(a, (a)->s->param[WINDOW])
 #define GRAFT_LOSS(a) tf_loss_reordering(a), tf_loss_selective(a, 0)
 #define GRAFT_CONTROL(a)                                                                           \
-    tf_partial_budget(a, PARTIAL((a)->s), &OWN((a)->s)->budget, MOST_LOST((a)->s),                 \
+    tf_partial_budget(a, PARTIAL((a)->s), &OWN((a)->s)->budget, MAX_LOST((a)->s),                  \
                       (a)->s->param[LOSS_WINDOW], (a)->s->param[LIFETIME])
 #define GRAFT_CAN_SEND(s) vtl_partial_can_send(s, PARTIAL(s))
 #include "vtl/compose.h"
 
 VTL_GRAFT("partial-reliability", 6, VTL_S_PARTIAL_RELIABILITY | VTL_S_ORDERED | VTL_S_FLOW_CONTROL,
           20, "In order, with losses up to a bound that holds over every stretch of packets.",
-          VTL_PARAM("window", "packets", 16, 1, VTL_PARTIAL_MOST),
+          VTL_PARAM("window", "packets", 16, 1, VTL_PARTIAL_MAX),
           VTL_PARAM("max-loss", "per mille", 100, 0, 1000),
           VTL_PARAM("loss-window", "packets", 100, 1, 10000),
-          VTL_PARAM("lifetime", "ms", 0, 0, 60000),
-          VTL_PARAM("fec", "packets", 0, 0, VTL_FEC_MOST));
+          VTL_PARAM("lifetime", "ms", 0, 0, 60000), VTL_PARAM("fec", "packets", 0, 0, VTL_FEC_MAX));

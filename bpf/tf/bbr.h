@@ -578,11 +578,11 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
 VTL_GLOBAL int vtl_bbr_swell(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b || !a || b->mode != VTL_BBR_STARTUP || !b->bw)
         return 0;
-    __u32 least_us = b->min_rtt_us;
-    if (b->rounds && b->round_min_us < least_us)
-        least_us = b->round_min_us;
+    __u32 min_us = b->min_rtt_us;
+    if (b->rounds && b->round_min_us < min_us)
+        min_us = b->round_min_us;
     __u64 packets = (2 + vtl_bbr_late(b, a)) * 1024 * 1000000 / b->bw;
-    if (a->rtt_us <= least_us + least_us / 8 + VTL_BBR_HOST_US + packets)
+    if (a->rtt_us <= min_us + min_us / 8 + VTL_BBR_HOST_US + packets)
         return 0;
     __u64 in_flight = a->in_flight + a->newly;
     if (b->bw / 1024 * a->rtt_us / 1000000 > 2 * in_flight)

@@ -14,7 +14,7 @@
 #include "receive.h"
 #include "retransmit.h"
 
-enum { VTL_FEC_MOST = 32 };
+enum { VTL_FEC_MAX = 32 };
 
 /* Written by egress. */
 struct vtl_fec {
@@ -64,12 +64,12 @@ VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __
     __u64 first = f->group;
     f->group = s->tx.next;
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (count > VTL_FEC_MOST || count < 2 || VTL_LOAD(s->tx.una) > first || !scratch ||
+    if (count > VTL_FEC_MAX || count < 2 || VTL_LOAD(s->tx.una) > first || !scratch ||
         !vtl_fec_clear(&scratch->slot))
         return VTL_NEXT;
     __u32 lengths = 0, most = 1;
     int i;
-    vtl_for(i, 0, VTL_FEC_MOST) {
+    vtl_for(i, 0, VTL_FEC_MAX) {
         if ((__u64)i >= count)
             break;
         struct vtl_slot *slot = vtl_env_tx_slot(s, first + i);
@@ -115,12 +115,12 @@ VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity,
         return VTL_NEVER;
     struct vtl_rx *rx = &s->rx;
     /* All slots must still hold the group: later packets may have reused them. */
-    if (count < 2 || count > VTL_FEC_MOST || first + count > vtl_rx_known_limit(s) ||
+    if (count < 2 || count > VTL_FEC_MAX || first + count > vtl_rx_known_limit(s) ||
         rx->max > first + s->slots || first + count <= rx->cum)
         return VTL_NEVER;
     __u64 missing = VTL_NEVER;
     int i;
-    vtl_for(i, 0, VTL_FEC_MOST) {
+    vtl_for(i, 0, VTL_FEC_MAX) {
         __u64 seq = first + i;
         if ((__u32)i >= count)
             break;

@@ -10,7 +10,7 @@
 #include "vtl/linux.h"
 
 #define VTL_HYBLA_RTT0_US 25000
-#define VTL_HYBLA_MOST 16 /* maximum of rho in 2^rho: beyond any window's growth by an ACK */
+#define VTL_HYBLA_MAX 16 /* maximum of rho in 2^rho: beyond any window's growth by an ACK */
 
 /* rho in 128ths, at least 1. */
 static inline __attribute__((always_inline)) __u32 vtl_hybla_rho(__u32 rtt_us) {
@@ -21,8 +21,8 @@ static inline __attribute__((always_inline)) __u32 vtl_hybla_rho(__u32 rtt_us) {
 /* 2^rho - 1 in 128ths. The fraction is linear between powers of 2^(1/8). */
 static inline __attribute__((always_inline)) __u64 vtl_hybla_slow(__u32 rho) {
     __u32 whole = rho / 128, eighth = rho / 16 % 8, rest = rho % 16;
-    if (whole >= VTL_HYBLA_MOST)
-        return (1ull << VTL_HYBLA_MOST) * 128 - 128;
+    if (whole >= VTL_HYBLA_MAX)
+        return (1ull << VTL_HYBLA_MAX) * 128 - 128;
     __u64 from, to;
     switch (eighth) {
     case 0:

@@ -19,9 +19,9 @@
 
 enum {
     VTL_PARTIAL_WINDOW = 4096, /* packets for which it is recorded whether they were given up */
-    VTL_PARTIAL_MOST = VTL_PARTIAL_WINDOW - 64, /* maximum of packets outstanding: they may begin
-                                                 * and end within a word of the bitmap */
-    VTL_BUDGET_MOST = 64, /* maximum of packets given up in a window of the budget */
+    VTL_PARTIAL_MAX = VTL_PARTIAL_WINDOW - 64, /* maximum of packets outstanding: they may begin
+                                                * and end within a word of the bitmap */
+    VTL_BUDGET_MAX = 64, /* maximum of packets given up in a window of the budget */
     VTL_PARTIAL_WORDS = VTL_PARTIAL_WINDOW / 64,
 };
 
@@ -37,7 +37,7 @@ struct vtl_partial {
 
 /* Written by the listener: the latest packets given up; ring, index modulo its length. */
 struct vtl_budget {
-    __u64 given[VTL_BUDGET_MOST];
+    __u64 given[VTL_BUDGET_MAX];
 };
 
 /* ------------------------------------------------------------------------------------- egress */
@@ -104,11 +104,11 @@ VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 
                                  __u32 window) {
     if (!b)
         return 1;
-    if (most > VTL_BUDGET_MOST)
-        most = VTL_BUDGET_MOST;
-    if (given && seq < b->given[(given - 1) % VTL_BUDGET_MOST])
+    if (most > VTL_BUDGET_MAX)
+        most = VTL_BUDGET_MAX;
+    if (given && seq < b->given[(given - 1) % VTL_BUDGET_MAX])
         return 0; /* later windows were counted without it */
-    return most && (given < most || seq - b->given[(given - most) % VTL_BUDGET_MOST] >= window);
+    return most && (given < most || seq - b->given[(given - most) % VTL_BUDGET_MAX] >= window);
 }
 
 /* Whether the lifetime of `seq` has expired. */
@@ -153,7 +153,7 @@ VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, s
             __sync_fetch_and_add(&tx->lost_pending, -1);
             p->gone[(first + i) % VTL_PARTIAL_WORDS] |= mask;
             if (b)
-                b->given[p->given_up % VTL_BUDGET_MOST] = seq;
+                b->given[p->given_up % VTL_BUDGET_MAX] = seq;
             p->given_up++;
         }
     }

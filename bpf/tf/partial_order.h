@@ -20,8 +20,8 @@ enum {
     VTL_LISTED = 1,
     VTL_AFTER_SHIFT = 1,
     VTL_AHEAD_SHIFT = 16,
-    VTL_LANE_MOST = VTL_MAX_WINDOW - 1,
-    VTL_AHEAD = VTL_LANE_MOST << VTL_AHEAD_SHIFT,
+    VTL_LANE_MAX = VTL_MAX_WINDOW - 1,
+    VTL_AHEAD = VTL_LANE_MAX << VTL_AHEAD_SHIFT,
 };
 
 /* Written by ingress. Positions in the list, except `base` and `limit`. */
@@ -38,14 +38,14 @@ VTL_INLINE struct vtl_partial_order *vtl_lanes(struct vtl_session *s) {
 }
 
 VTL_INLINE __u32 vtl_after(__u32 more) {
-    return more >> VTL_AFTER_SHIFT & VTL_LANE_MOST;
+    return more >> VTL_AFTER_SHIFT & VTL_LANE_MAX;
 }
 
 /* egress: after tf_number. */
 VTL_INLINE void tf_partial_order_tell(struct vtl_out *o) {
     VTL_TF(partial_order, VTL_S_PARTIAL_ORDER | VTL_S_FLOW_CONTROL);
     if (o->type == VTL_DATA)
-        o->hdr.data.h.aux = vtl_swap16(VTL_LOAD(o->slot->more) >> VTL_LANE_SHIFT & VTL_LANE_MOST);
+        o->hdr.data.h.aux = vtl_swap16(VTL_LOAD(o->slot->more) >> VTL_LANE_SHIFT & VTL_LANE_MAX);
 }
 
 /*
@@ -122,7 +122,7 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
 /* Whether the new packet in its slot, whose `more` was `before`, must wait for its predecessor. */
 VTL_INLINE int vtl_partial_order_waits(struct vtl_in *in, __u32 before) {
     struct vtl_session *s = in->s;
-    __u32 after = vtl_swap16(in->hdr->h.aux) & VTL_LANE_MOST;
+    __u32 after = vtl_swap16(in->hdr->h.aux) & VTL_LANE_MAX;
     in->slot->more = (before & VTL_AHEAD) | after << VTL_AFTER_SHIFT |
                      (in->hdr->h.flags & VTL_F_LAST ? VTL_LISTED_LAST : 0);
     if (!after || after > in->seq || in->seq - after < s->rx.cum)

@@ -86,9 +86,8 @@ VTL_INLINE void vtl_schedule_copy(struct vtl_session *s, __u64 seq) {
  * overflowed. A fifth of all packets lost is more than paths lose by chance. */
 VTL_INLINE int vtl_has_room(const struct vtl_session *s) {
     const struct vtl_tx *tx = &s->tx;
-    __u32 least_us = tx->meter.min_rtt_us;
-    return !least_us || 4 * tx->lost_total < tx->delivered ||
-           tx->srtt_us <= least_us + least_us / 2;
+    __u32 min_us = tx->meter.min_rtt_us;
+    return !min_us || 4 * tx->lost_total < tx->delivered || tx->srtt_us <= min_us + min_us / 2;
 }
 
 /*

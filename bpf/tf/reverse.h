@@ -19,7 +19,7 @@
 struct vtl_reverse {
     __u64 came_ns;   /* arrival of the latest packet, */
     __u32 took_us;   /* its arrival by our clock minus its departure by the peer's, modulo 2^32 */
-    __u32 least_us;  /* minimum of that difference since `began_ns`, */
+    __u32 min_us;    /* minimum of that difference since `began_ns`, */
     __u64 began_ns;  /* 0: nothing known, */
     __u32 before_us; /* minimum of the window before */
 };
@@ -36,18 +36,18 @@ VTL_GLOBAL int vtl_reverse_waited(struct vtl_reverse *r, __u64 now, __u32 srtt_u
     __u32 took = VTL_LOAD(r->took_us);
     __u64 spent = now - r->began_ns;
     if (!r->began_ns || spent > known_ns) {
-        r->before_us = r->began_ns && spent <= 2 * known_ns ? r->least_us : took;
-        r->least_us = took;
+        r->before_us = r->began_ns && spent <= 2 * known_ns ? r->min_us : took;
+        r->min_us = took;
         r->began_ns = now;
-    } else if ((__s32)(took - r->least_us) < 0) {
-        r->least_us = took;
+    } else if ((__s32)(took - r->min_us) < 0) {
+        r->min_us = took;
     }
-    __s32 waited = took - r->least_us, earlier = took - r->before_us;
+    __s32 waited = took - r->min_us, earlier = took - r->before_us;
     if (earlier > waited)
         waited = earlier;
     /* No queue, but a longer route. */
     if ((__u32)waited > min_rtt_us) {
-        r->before_us = r->least_us = took;
+        r->before_us = r->min_us = took;
         return 0;
     }
     /* Nothing has entered the queue since then. */

@@ -9,7 +9,7 @@
 #include "receive.h"
 
 /* Maximum of slots that one packet empties; the next packet continues. */
-#define VTL_SKIP_MOST 128
+#define VTL_SKIP_MAX 128
 
 /* The sender's floor, as far as it is plausible. */
 VTL_INLINE __u64 vtl_told_floor(const struct vtl_in *in) {
@@ -28,7 +28,7 @@ VTL_GLOBAL int vtl_skip(struct vtl_session *s, __u64 floor, int fence) {
         floor = limit;
     __u64 seq = rx->cum;
     int i;
-    vtl_for(i, 0, VTL_SKIP_MOST) {
+    vtl_for(i, 0, VTL_SKIP_MAX) {
         __u32 word = (seq / 64) % VTL_WINDOW_WORDS;
         __u64 missing = ~rx->map[word] & (~0ull << (seq % 64));
         if (!missing) {

@@ -82,7 +82,7 @@ enum Action {
 const FLOWS: u32 = 2;
 /// Of those that live at a time.
 const CARRIERS: usize = 4;
-const MOST_WRITTEN: u64 = 1 << 20;
+const MAX_WRITTEN: u64 = 1 << 20;
 
 fn pattern(flow: u32, host: usize, offset: u64) -> u8 {
     let mixed = offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -331,7 +331,7 @@ impl Network {
             Action::Write { host, flow: f, len } => {
                 let direction = &mut self.flows[flow(f)].directions[usize::from(host)];
                 if !direction.ended {
-                    direction.written = MOST_WRITTEN.min(direction.written + u64::from(len));
+                    direction.written = MAX_WRITTEN.min(direction.written + u64::from(len));
                 }
             }
             Action::Finish { host, flow: f } => self.finish(host.into(), flow(f)),

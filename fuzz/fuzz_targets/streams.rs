@@ -46,7 +46,7 @@ fn messages(parts: &[&[u8]]) {
         loop {
             match wire::take(&mut unread) {
                 Ok(Some((tag, body))) => {
-                    assert!(body.len() <= wire::MOST);
+                    assert!(body.len() <= wire::MAX_MESSAGE);
                     if let Some(figures) = wire::Figures::read(&body) {
                         assert!(figures.path.is_none_or(|path| path.rtt_ms.is_finite()));
                     }

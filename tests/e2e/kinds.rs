@@ -102,9 +102,9 @@ fn every_byte_over_a_bad_link(carrier: &str) {
         world.upload_run(&["--carrier", carrier], server, &format!("up{i}"), &sent);
         let up = carried("bytes_sent");
         // One carrier a family took it, and nothing went around them.
-        let [least_down, least_up] = [sizes.iter().sum::<usize>(), sent.len()];
-        assert!(down.total >= (least_down / share) as u64, "{}", down.total);
-        assert!(up >= (least_up / share) as u64, "{up}");
+        let [min_down, min_up] = [sizes.iter().sum::<usize>(), sent.len()];
+        assert!(down.total >= (min_down / share) as u64, "{}", down.total);
+        assert!(up >= (min_up / share) as u64, "{up}");
     }
     until("a carrier a family", || {
         world.carriers(Host::Client).len() == 2

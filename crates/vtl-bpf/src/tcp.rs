@@ -16,7 +16,7 @@ use crate::{Error, Result, objects};
 pub const PREFIX: &str = "vtl_";
 
 /// Maximum number of daemons that register the same one: each needs its own name.
-const MOST: usize = 99;
+const MAX_NUMBER: usize = 99;
 /// The kernel's limit for names, with the terminating 0.
 const NAME_MAX: usize = 16;
 
@@ -63,7 +63,7 @@ impl Control {
         let found = objects::TCP.iter().find(|(known, _)| *known == name);
         let (_, image) = found.ok_or_else(|| Error::BadGraft(format!("there is no tcp:{name}")))?;
         let taken = of_kernel();
-        for number in 1..=MOST {
+        for number in 1..=MAX_NUMBER {
             let kernel_name = match number {
                 1 => format!("{PREFIX}{name}"),
                 _ => format!("{PREFIX}{name}_{number}"),
@@ -84,7 +84,7 @@ impl Control {
             }
         }
         Err(Error::System {
-            what: format!("tcp:{name} is registered {MOST} times"),
+            what: format!("tcp:{name} is registered {MAX_NUMBER} times"),
             source: io::ErrorKind::AlreadyExists.into(),
         })
     }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn names__leave_room_for_a_number() {
         for name in names() {
-            let longest = format!("{PREFIX}{name}_{MOST}");
+            let longest = format!("{PREFIX}{name}_{MAX_NUMBER}");
             assert!(longest.len() < NAME_MAX, "{longest}");
         }
     }

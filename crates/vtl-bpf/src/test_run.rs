@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Maximum length of the resulting frame, bytes.
-const MOST: usize = 4096;
+const MAX_PACKET: usize = 4096;
 /// Words of `struct __sk_buff` (linux/bpf.h) up to the last used; positions of interface and mark.
 const SK_BUFF: usize = 11;
 const IFINDEX: usize = 10;
@@ -69,7 +69,7 @@ pub(crate) fn run(
     repeat: u32,
     out: &mut Vec<u8>,
 ) -> io::Result<Ran> {
-    out.resize(MOST, 0);
+    out.resize(MAX_PACKET, 0);
     let mut skb = [0_u32; SK_BUFF];
     let mut md = libbpf_sys::xdp_md {
         data_end: frame.len() as u32,

@@ -2,8 +2,8 @@
 /*
  * Uses everything that vtl.h offers, and checks it. `api serve-blocking COUNT` or `api serve-polled
  * COUNT` at one host echoes COUNT sessions; `api ADDRESS` at the other opens four. `api
- * serve-messages` echoes the messages of one session, and `api messages ADDRESS MOST` sends some of
- * up to MOST bytes.
+ * serve-messages` echoes the messages of one session, and `api messages ADDRESS MAX` sends some of
+ * up to MAX bytes.
  */
 #include <errno.h>
 #include <poll.h>
@@ -480,7 +480,7 @@ int main(int argc, char **argv) {
         aborted(peer);
     } else {
         fprintf(stderr, "usage: api serve-blocking COUNT | api serve-polled COUNT | api ADDRESS | "
-                        "api serve-messages | api messages ADDRESS MOST\n");
+                        "api serve-messages | api messages ADDRESS MAX\n");
         return 2;
     }
     puts("ok");

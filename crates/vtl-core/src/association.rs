@@ -28,11 +28,11 @@ use crate::flow::{Chunk, Flow, Path};
 use early::{EarlyChunk, EarlyFlows};
 use entry::{Entry, Out};
 
-/// Initial receive window of a flow, bytes: its share of `FIRST_WINDOWS`, clamped to `LEAST_WINDOW` and
+/// Initial receive window of a flow, bytes: its share of `FIRST_WINDOWS`, clamped to `MIN_WINDOW` and
 /// `FIRST_WINDOW`.
 const FIRST_WINDOWS: u64 = 32 << 20;
 const FIRST_WINDOW: u64 = 8 << 20;
-const LEAST_WINDOW: u64 = 256 << 10;
+const MIN_WINDOW: u64 = 256 << 10;
 /// Maximum of REJECT frames queued for a carrier; those beyond are dropped, since the peer does not read.
 const MAX_REJECTS: usize = 1024;
 /// Memory of a flow without its buffers, bytes.
@@ -162,7 +162,7 @@ impl Association {
     pub fn open(&mut self, id: FlowId) {
         // A single flow's start is limited by its path, that of one among a thousand by the memory of all.
         let share = FIRST_WINDOWS / (self.flows.len() as u64 + 1);
-        let mut entry = Entry::new(share.clamp(LEAST_WINDOW, FIRST_WINDOW), self.window);
+        let mut entry = Entry::new(share.clamp(MIN_WINDOW, FIRST_WINDOW), self.window);
         if id.requires_carrier() {
             entry.flow.send.set_requires_carrier();
         }

@@ -198,12 +198,12 @@ fn starts__on_a_short_queue_retransmit_little() {
         ((10.0, 16.0, 16), 1.25, 1.1),
         ((100.0, 10.0, 20), 2.9, 1.35),
     ];
-    for ((rtt, rate, queue), most_new, most_known) in paths {
+    for ((rtt, rate, queue), max_new, max_known) in paths {
         let link = link(rtt, rate, 0.0, queue);
         let least = 46.0 * 1500.0 * 8.0 / rate / 1e3 + rtt / 2.0;
         let (new, known) = (new(&link, 46), known(&link, 46));
         println!("{rtt} ms, {rate} Mbit/s, {queue}: {least:.0} ms, {new:.2?}, {known:.2?}");
-        assert!(new.ms < most_new * least && new.again < 0.55);
-        assert!(known.ms < most_known * least && known.again < 0.05);
+        assert!(new.ms < max_new * least && new.again < 0.55);
+        assert!(known.ms < max_known * least && known.again < 0.05);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) const FILE: &str = "stacks.toml";
 
 /// Maximum size of the file, bytes, and number of its stacks.
 const LONGEST: u64 = 64 << 10;
-const MOST: usize = 64;
+const MAX_STACKS: usize = 64;
 /// Maximum length of a name, characters.
 const LONGEST_NAME: usize = 64;
 /// Maximum rate, Mbit/s.
@@ -136,8 +136,8 @@ impl Stacks {
         }
         for row in parsed.stack {
             let at = row.span().start;
-            if all.by_name.len() == MOST {
-                return Err(wrong(at, &format!("more than {MOST} stacks")));
+            if all.by_name.len() == MAX_STACKS {
+                return Err(wrong(at, &format!("more than {MAX_STACKS} stacks")));
             }
             let (name, stack) = stack(row.into_inner()).map_err(|(at, why)| wrong(at, &why))?;
             if all.by_name.insert(name.clone(), stack).is_some() {

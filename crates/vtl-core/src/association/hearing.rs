@@ -4,7 +4,7 @@ use vtl_proto::frame::CarrierId;
 
 /// Where flows are spread, CONFIRM stays with one carrier as long as that delivers: it leaves it for one that has brought
 /// so many bytes in a row,
-const MOST_BYTES: u64 = 16 << 10;
+const MAX_HEARD: u64 = 16 << 10;
 /// or anything when its own one has brought nothing for so long, ns.
 const SILENT_NS: u64 = 250_000_000;
 
@@ -39,7 +39,7 @@ impl Hearing {
             false => 0,
         };
         let is_silent = now_ns.saturating_sub(self.at_ns) >= SILENT_NS;
-        let stays = is_spread && is_other && self.overheard < MOST_BYTES && !is_silent;
+        let stays = is_spread && is_other && self.overheard < MAX_HEARD && !is_silent;
         if !stays {
             self.by = Some(carrier);
             self.at_ns = now_ns;
@@ -76,11 +76,11 @@ mod tests {
             assert_eq!(hearing.by(), Some(carrier(number)));
         }
         for _ in 0..3 {
-            assert!(!hearing.note(0, carrier(2), MOST_BYTES - 1, true));
+            assert!(!hearing.note(0, carrier(2), MAX_HEARD - 1, true));
             assert_eq!(hearing.by(), Some(carrier(1)), "it still delivers");
             hearing.note(0, carrier(1), 1, true);
         }
-        assert!(!hearing.note(0, carrier(2), MOST_BYTES - 1, true));
+        assert!(!hearing.note(0, carrier(2), MAX_HEARD - 1, true));
         assert!(hearing.note(0, carrier(2), 1, true));
         assert_eq!(hearing.by(), Some(carrier(2)), "it delivers no more");
         hearing.broken(carrier(1));

@@ -218,7 +218,7 @@ impl Estimator {
         let Some(delivered) = step.delivered.filter(|_| step.at_ns > step.from_ns) else {
             return;
         };
-        let least_ns = match self.rtt {
+        let min_ns = match self.rtt {
             Some(rtt) => {
                 SLOT_NS.max(u64::try_from((rtt * SLOT_RTTS).as_nanos()).unwrap_or(u64::MAX))
             }
@@ -233,7 +233,7 @@ impl Estimator {
             .max(step.from_ns)
             .max(step.at_ns.saturating_sub(LATELY_NS));
         while from_ns < step.at_ns {
-            let mut slot = Slot::new(from_ns, least_ns);
+            let mut slot = Slot::new(from_ns, min_ns);
             slot.add(step, delivered);
             from_ns = slot.to_ns;
             self.slots.push_back(slot);

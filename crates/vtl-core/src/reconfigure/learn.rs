@@ -21,7 +21,7 @@ pub const MAX_DESTINATIONS: usize = 1024;
 /// How long an outcome counts, and what was learnt without another outcome that agrees.
 pub const KNOWN_FOR: Duration = Duration::from_secs(3600);
 /// Bytes that an outcome has to be of: below, it says more of handshakes than of carriers.
-pub const LEAST_BYTES: u64 = 64 << 10;
+pub const MIN_BYTES: u64 = 64 << 10;
 
 /// Outcomes in a row that have to agree.
 const AGREE: u32 = 2;
@@ -34,7 +34,7 @@ const GAIN: f64 = 0.25;
 /// Time for which a carrier that was learnt and given up is not explored, at first; doubled so often at most.
 const GIVEN_UP: Duration = Duration::from_secs(600);
 const MAX_DOUBLED: u32 = 8;
-/// Outcomes are kept apart by size: from [`LEAST_BYTES`], four times as much each.
+/// Outcomes are kept apart by size: from [`MIN_BYTES`], four times as much each.
 const SIZES: usize = 4;
 /// How many of the model's next best classes are explored.
 const EXPLORED: usize = 3;
@@ -138,7 +138,7 @@ fn is_fresh(now_ns: u64, at_ns: u64) -> bool {
 
 /// The place of a size; `None`: too little.
 fn size(bytes: u64) -> Option<usize> {
-    let steps = (bytes / LEAST_BYTES).checked_ilog(4)?;
+    let steps = (bytes / MIN_BYTES).checked_ilog(4)?;
     Some((steps as usize).min(SIZES - 1))
 }
 
@@ -336,7 +336,7 @@ impl Known {
     fn row(&self, now_ns: u64, destination: Destination) -> Row {
         let mut shown = Vec::new();
         for (class, sizes) in CLASSES.into_iter().zip(&self.shown) {
-            for (least, of) in (0..).map(|step| LEAST_BYTES << (2 * step)).zip(sizes) {
+            for (least, of) in (0..).map(|step| MIN_BYTES << (2 * step)).zip(sizes) {
                 if let Some(of) = of.filter(|of| is_fresh(now_ns, of.at_ns)) {
                     let age = Duration::from_nanos(now_ns.saturating_sub(of.at_ns));
                     shown.push((class, least, of, age));
@@ -544,7 +544,7 @@ mod tests {
         assert_eq!(learner.learnt(12 * S, &to(1), TCP), Some(STREAM));
         // What is too little, or took no time, says nothing.
         let mut learner = Learner::default();
-        for bytes in [0, LEAST_BYTES - 1, LEAST_BYTES] {
+        for bytes in [0, MIN_BYTES - 1, MIN_BYTES] {
             let took = Duration::ZERO;
             let class = TCP;
             learner.note(0, to(1), TCP, &Outcome { class, bytes, took });

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 /// Maximum number of a peer's addresses that are known at a time.
-const MOST: usize = 16;
+const MAX_KNOWN: usize = 16;
 /// Interval at which one more is taken in place of the oldest, ns.
 const RENEWAL_NS: u64 = 60_000_000_000;
 
@@ -23,7 +23,7 @@ impl Told {
             if self.known.contains(address) {
                 continue;
             }
-            if self.known.len() >= MOST {
+            if self.known.len() >= MAX_KNOWN {
                 let is_due = now_ns.saturating_sub(self.renewed_ns) >= RENEWAL_NS;
                 let oldest = self.known.iter().position(|known| !told.contains(known));
                 let Some(oldest) = oldest.filter(|_| is_due) else {
@@ -84,7 +84,11 @@ mod tests {
         }
         tried.sort_unstable();
         tried.dedup();
-        assert!((MOST..=MOST + 10).contains(&tried.len()), "{}", tried.len());
+        assert!(
+            (MAX_KNOWN..=MAX_KNOWN + 10).contains(&tried.len()),
+            "{}",
+            tried.len()
+        );
     }
 
     #[test]

@@ -182,7 +182,7 @@ struct Simulation {
     lost: u64,
     /// Until then the host's daemon does not run.
     down: [u64; 2],
-    most_held: u64,
+    max_held: u64,
     /// Bytes that applications got without the flow's holding them.
     given: u64,
 }
@@ -263,7 +263,7 @@ impl Simulation {
             has_lost: false,
             lost: 0,
             down: [0; 2],
-            most_held: 0,
+            max_held: 0,
             given: 0,
         };
         let s = &mut simulation;
@@ -507,7 +507,7 @@ fn flows__are_exact_whatever_dies() {
             .unwrap_or(or)
     };
     let (first, seeds) = (number("VTL_SEED", 0), number("VTL_SEEDS", 300));
-    let (mut deaths, mut moves, mut complete, mut most_held) = (0, 0, 0, 0);
+    let (mut deaths, mut moves, mut complete, mut max_held) = (0, 0, 0, 0);
     let (mut restarts, mut refused, mut lost, mut given) = (0, 0, 0, 0);
     for seed in first..first + seeds {
         let result = std::panic::catch_unwind(|| {
@@ -524,7 +524,7 @@ fn flows__are_exact_whatever_dies() {
         refused += simulation.refused;
         lost += simulation.lost;
         given += simulation.given;
-        most_held = most_held.max(simulation.most_held);
+        max_held = max_held.max(simulation.max_held);
         complete += simulation
             .flows
             .iter()
@@ -532,7 +532,7 @@ fn flows__are_exact_whatever_dies() {
             .count();
     }
     println!(
-        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {refused} refused, {deaths} carriers died, {lost} bytes lost, {given} given at once, at most {most_held} held"
+        "{seeds} seeds: {complete} flows complete, {moves} moves, {restarts} restarts, {refused} refused, {deaths} carriers died, {lost} bytes lost, {given} given at once, at most {max_held} held"
     );
     assert!(
         complete as u64 > seeds

@@ -96,7 +96,7 @@ impl Simulation {
         let Some(state) = self.hosts[host].flow_mut(id) else {
             return;
         };
-        self.most_held = self.most_held.max(state.receive.held());
+        self.max_held = self.max_held.max(state.receive.held());
         assert!(state.receive.held() <= self.window + INITIAL_CREDIT);
         let direction = &mut flow.directions[1 - host];
         let mut left = reads;

@@ -48,7 +48,7 @@ impl Flows {
                 let rate = told.and_then(|metrics| metrics.bandwidth);
                 rate.filter(|rate| !rate.at_least).map(|rate| rate.rate)
             }
-            _ => peer.least_wanted_rate(),
+            _ => peer.min_wanted_rate(),
         };
         let outcome = Outcome {
             throughput,
@@ -99,7 +99,7 @@ impl Flows {
 
 impl Peer {
     /// The rate, bit/s, of the slowest flow whose application has more to send; `None`: none has.
-    fn least_wanted_rate(&self) -> Option<u64> {
+    fn min_wanted_rate(&self) -> Option<u64> {
         let now = Instant::now();
         let states = self.states();
         let wanting = states.iter().filter(|(_, state)| {

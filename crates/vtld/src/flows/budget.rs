@@ -74,7 +74,7 @@ impl Budget {
     }
 
     /// Upper bound of a carrier's or a flow's receive window, bytes.
-    pub(super) fn most_ahead(&self) -> u64 {
+    pub(super) fn max_ahead(&self) -> u64 {
         self.of_association() / 4
     }
 
@@ -96,9 +96,7 @@ impl Account {
     /// Maximum receive window of a flow, bytes: a quarter of the association's quota at most, so that two flows stay
     /// below its soft limit.
     pub(super) fn flow_window(&self) -> u64 {
-        FLOW_WINDOW
-            .min(self.budget.most_ahead())
-            .max(INITIAL_CREDIT)
+        FLOW_WINDOW.min(self.budget.max_ahead()).max(INITIAL_CREDIT)
     }
 
     /// Sets the association's charge, bytes. Returns whether it has increased.

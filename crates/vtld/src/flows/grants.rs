@@ -23,14 +23,14 @@ use crate::{network::Network, stacks};
 /// Lifetime of a grant.
 const GRANT: Duration = Duration::from_secs(15);
 /// Maximum number of outstanding grants,
-const MOST: usize = 1024;
+const MAX_PROMISES: usize = 1024;
 /// and of one association's.
-const MOST_OF_PEER: usize = 4;
+const MAX_OF_PEER: usize = 4;
 /// How long a carrier that arrives before its association, or before the peer is authenticated, waits.
-const EARLY: Duration = Duration::from_secs(2);
+const TAG_WAIT: Duration = Duration::from_secs(2);
 /// Maximum number of carriers waiting for their associations, in total and from one network.
-const MOST_EARLY: usize = 64;
-const MOST_EARLY_OF_NETWORK: usize = 16;
+const MAX_EARLY: usize = 64;
+const MAX_EARLY_OF_NETWORK: usize = 16;
 /// Timeout of telling peers about the end, for each kind of carrier.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -44,7 +44,7 @@ impl Flows {
             Entry::Vacant(vacant) => vacant,
         };
         let (arrivals, arrived) = mpsc::unbounded_channel();
-        let made = carrier::start(kind, arrivals, &self.broker, self.budget.most_ahead());
+        let made = carrier::start(kind, arrivals, &self.broker, self.budget.max_ahead());
         match &made {
             Ok(_) => drop(spawn_local(Rc::clone(self).accept(kind, arrived))),
             Err(error) => {
@@ -86,7 +86,7 @@ impl Flows {
         }
         let promises = self.promises.borrow();
         let of_peer = promises.values().filter(|(p, _)| Rc::ptr_eq(p, peer));
-        if promises.len() >= MOST || of_peer.count() >= MOST_OF_PEER {
+        if promises.len() >= MAX_PROMISES || of_peer.count() >= MAX_OF_PEER {
             return refuse;
         }
         drop(promises);
@@ -155,7 +155,7 @@ impl Flows {
                     let of_flows = if has_layers { Kind::Stack } else { kind };
                     peer.set_desired(Desired::of(of_flows));
                     // It may precede the control connection that authenticates the peer.
-                    let _ = timeout(EARLY, peer.until(Peer::is_judged)).await;
+                    let _ = timeout(TAG_WAIT, peer.until(Peer::is_judged)).await;
                     if peer.is_admitted() {
                         link.serve(peer, None, flows.layers(None)).await;
                     }
@@ -168,10 +168,10 @@ impl Flows {
     fn may_wait(&self, network: Network) -> bool {
         let early = self.early.borrow();
         let of_network = early.iter().filter(|other| **other == network).count();
-        early.len() < MOST_EARLY && of_network < MOST_EARLY_OF_NETWORK
+        early.len() < MAX_EARLY && of_network < MAX_EARLY_OF_NETWORK
     }
 
-    /// Finds the association that a peer has opened with this tag; waits up to [`EARLY`], since the carrier may arrive
+    /// Finds the association that a peer has opened with this tag; waits up to [`TAG_WAIT`], since the carrier may arrive
     /// first. `shown`: the key that the carrier has shown, by which it is found from other addresses of the peer.
     async fn opened_by(
         &self,
@@ -211,7 +211,7 @@ impl Flows {
                 appeared.await;
             }
         };
-        let found = timeout(EARLY, found).await.ok();
+        let found = timeout(TAG_WAIT, found).await.ok();
         let mut early = self.early.borrow_mut();
         if let Some(index) = early.iter().position(|other| *other == network) {
             early.swap_remove(index);

@@ -33,7 +33,7 @@ use crate::broker::random_token;
 /// Time without bytes from which on a flow pauses: that is not its carrier's.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Of a flow's bytes at least so many fifths have to be by what it ends by.
-const MOST: u64 = 4;
+const MAIN_SHARE: u64 = 4;
 /// Lessons in one message: each may have an outcome of every class and size.
 const LESSONS: usize = 32;
 /// Outcomes that wait to be noted, of an association.
@@ -179,7 +179,7 @@ impl Course {
     fn result(&self, moved: u64) -> Option<(u64, Duration)> {
         let bytes = moved.saturating_sub(self.before.get());
         let took = self.last.get().duration_since(self.began.get());
-        let is_most = bytes / MOST >= moved / (MOST + 1);
+        let is_most = bytes / MAIN_SHARE >= moved / (MAIN_SHARE + 1);
         is_most.then(|| (bytes, took.saturating_sub(self.paused.get())))
     }
 }

@@ -5,7 +5,7 @@ use std::{rc::Rc, time::Duration};
 use tokio::time::sleep;
 
 use super::Flows;
-use crate::netmon::MOST_READ;
+use crate::netmon::MAX_READ;
 
 /// Interval of reading carriers, while there are some. Rates are of half a second at least.
 const OFTEN: Duration = Duration::from_millis(100);
@@ -37,11 +37,11 @@ impl Flows {
             for peer in &peers {
                 peer.read_flows(monitor, |_| {
                     seen += 1;
-                    (skip..skip + MOST_READ).contains(&(seen - 1))
+                    (skip..skip + MAX_READ).contains(&(seen - 1))
                 });
             }
-            skip = if skip + MOST_READ < seen {
-                skip + MOST_READ
+            skip = if skip + MAX_READ < seen {
+                skip + MAX_READ
             } else {
                 0
             };

@@ -86,12 +86,12 @@ use serde::{Deserialize, Serialize};
 pub(crate) use thread::Handle;
 
 /// Maximum number of associations,
-const MOST_PEERS: usize = 1024;
+const MAX_PEERS: usize = 1024;
 /// with one address (it may be a NAT's), and with one network.
-const MOST_OF_HOST: usize = 64;
-const MOST_OF_NETWORK: usize = MOST_PEERS / 4;
+const MAX_OF_HOST: usize = 64;
+const MAX_OF_NETWORK: usize = MAX_PEERS / 4;
 /// Address pairs in [`Names`] above which those without an association are evicted.
-const MOST_NAMES: usize = 4096;
+const MAX_NAMES: usize = 4096;
 /// Timeout of a connect that requires a carrier: enough for three attempts over a satellite link, less than the
 /// applications' own connect timeouts.
 const CARRIER_WAIT: Duration = Duration::from_secs(10);
@@ -236,7 +236,7 @@ impl Names {
         is_on: bool,
     ) -> FlowName {
         let mut latest = lock(&self.latest);
-        if latest.len() >= MOST_NAMES {
+        if latest.len() >= MAX_NAMES {
             // Evict destinations without an association: most do not speak VTL.
             let known = lock(&self.known);
             latest.retain(|(local, peer), names| {
@@ -559,9 +559,9 @@ impl Flows {
         let network = Network::of(key.peer);
         let of_host = peers.keys().filter(|other| other.peer == key.peer);
         let of_network = (peers.keys()).filter(|other| Network::of(other.peer) == network);
-        if peers.len() >= MOST_PEERS
-            || of_host.count() >= MOST_OF_HOST
-            || of_network.count() >= MOST_OF_NETWORK
+        if peers.len() >= MAX_PEERS
+            || of_host.count() >= MAX_OF_HOST
+            || of_network.count() >= MAX_OF_NETWORK
         {
             return None;
         }

@@ -54,7 +54,7 @@ pub(super) use commands::role;
 use stacks::Stacks;
 
 /// Maximum number of carriers.
-const MOST_CARRIERS: usize = 16;
+const MAX_CARRIERS: usize = 16;
 /// Maximum size of a batch of control frames, bytes.
 const CONTROL: usize = 4096;
 
@@ -701,7 +701,7 @@ impl Peer {
         receiving: impl Future<Output = ()>,
     ) -> bool {
         let is_known = self.carriers.borrow().contains_key(&id);
-        if is_known || !self.may_serve(&*carrier) || self.carriers.borrow().len() >= MOST_CARRIERS {
+        if is_known || !self.may_serve(&*carrier) || self.carriers.borrow().len() >= MAX_CARRIERS {
             return false;
         }
         let owes = Rc::new(Notify::new());

@@ -32,13 +32,13 @@ use super::{
 use crate::{events::emit, scope};
 
 /// Maximum number of further paths of an association.
-const MOST: usize = 7;
+const MAX_PATHS: usize = 7;
 /// Least interval between two ADDRESSES, and between two that are followed: a peer names any address.
 const TELLING: Duration = Duration::from_secs(1);
 /// How often to ask again which routes there are: one may come later than the address, as by DHCP.
 const ROUTES: Duration = Duration::from_secs(5);
 /// Maximum number of paths whose back-off is remembered.
-const MOST_REMEMBERED: usize = 64;
+const MAX_REMEMBERED: usize = 64;
 
 /// A path: the addresses of this host and of the peer.
 type Path = (IpAddr, IpAddr);
@@ -84,7 +84,7 @@ impl Flows {
                 }
                 stays
             });
-            if pauses.len() > MOST_REMEMBERED {
+            if pauses.len() > MAX_REMEMBERED {
                 pauses.retain(|path, _| wanted.contains(path));
             }
             for path in wanted {
@@ -272,7 +272,7 @@ fn paths(
         let to = to.copied().find(|to| leads(home, *to));
         found.extend(to.map(|to| (local, to)));
     }
-    found.truncate(MOST);
+    found.truncate(MAX_PATHS);
     found
 }
 
@@ -332,7 +332,10 @@ mod tests {
         let told: Vec<IpAddr> = (0..20).map(|n| ip(&format!("10.2.0.{n}"))).collect();
         assert_eq!(paths(home(), &all, &told, &[], |_, _| true).len(), 1);
         let all: Vec<Own> = (1..20).map(|n| own(&format!("10.{n}.0.1"), n)).collect();
-        assert_eq!(paths(home(), &all, &told, &[], |_, _| true).len(), MOST);
+        assert_eq!(
+            paths(home(), &all, &told, &[], |_, _| true).len(),
+            MAX_PATHS
+        );
     }
 
     #[test]

@@ -43,11 +43,11 @@ const SILENCE: Duration = Duration::from_secs(130);
 /// listener has the connection.
 const STRAGGLING: Duration = Duration::from_secs(1);
 /// At a gateway, of connects from beyond the hop: maximum number from one network, by hosts without an association,
-const MOST_OF_NETWORK: usize = 128;
+const MAX_OF_NETWORK: usize = 128;
 /// and by hosts with one,
-const MOST_OF_KNOWN_NETWORK: usize = 768;
+const MAX_OF_KNOWN_NETWORK: usize = 768;
 /// and of control connections. SYNs beyond are lost, and come again.
-const MOST_CONTROLS: usize = 128;
+const MAX_CONTROLS: usize = 128;
 /// Age of a connect that the gateway's programs hold and vtld does not know: a former daemon's, or a lost message.
 const STALE: Duration = Duration::from_secs(60);
 
@@ -159,12 +159,12 @@ impl Table {
             return true;
         }
         let most = match is_known {
-            true => MOST_OF_KNOWN_NETWORK,
-            false => MOST_OF_NETWORK,
+            true => MAX_OF_KNOWN_NETWORK,
+            false => MAX_OF_NETWORK,
         };
         let of_network = self.of_network.get(&Network::of(ends[0].ip()));
         of_network.is_none_or(|count| *count < most)
-            && (name.number != CONTROL_CONNECTION || self.controls < MOST_CONTROLS)
+            && (name.number != CONTROL_CONNECTION || self.controls < MAX_CONTROLS)
     }
 }
 
@@ -730,7 +730,7 @@ mod tests {
         let admits = |table: &Table, host, port, forwarded, is_known| {
             table.admits(&entry(host, port, forwarded).0, forwarded, is_known)
         };
-        let of_network = MOST_OF_NETWORK as u16;
+        let of_network = MAX_OF_NETWORK as u16;
         for port in 1..=of_network {
             assert!(admits(&table, 1, port, outside(9), false), "port {port}");
             let (ends, entry) = entry(1, port, outside(9));
@@ -761,7 +761,7 @@ mod tests {
     fn table__bounds_control_connections() {
         let mut table = Table::default();
         let control = outside(CONTROL_CONNECTION);
-        for host in 1..=MOST_CONTROLS as u8 {
+        for host in 1..=MAX_CONTROLS as u8 {
             let (ends, entry) = entry(host, 1, control);
             assert!(table.admits(&ends, control, false));
             table.insert(ends, entry);

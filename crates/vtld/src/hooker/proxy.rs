@@ -24,7 +24,7 @@ use bytes::Bytes;
 
 use super::{ClientAddressGuard, gateway, handover::PairLeft, sock};
 use crate::{
-    netmon::{MOST_READ, NetMonitor, TcpWatch},
+    netmon::{MAX_READ, NetMonitor, TcpWatch},
     option::{self, IDLE_AGAIN_S, IDLE_S},
     panics::test_point,
     urgent::{self, Ahead},
@@ -273,7 +273,7 @@ impl Pair {
     }
 }
 
-/// Readings of connections for the monitor of paths: at most [`MOST_READ`] pairs a second, each once a second while it
+/// Readings of connections for the monitor of paths: at most [`MAX_READ`] pairs a second, each once a second while it
 /// moves bytes, and when it ends.
 struct Readings {
     monitor: Arc<NetMonitor>,
@@ -300,7 +300,7 @@ impl Readings {
         let is_due = pair
             .read
             .is_none_or(|read| now.duration_since(read) >= READING);
-        if self.count >= MOST_READ || !(is_due || is_last) {
+        if self.count >= MAX_READ || !(is_due || is_last) {
             return;
         }
         self.count += 1;

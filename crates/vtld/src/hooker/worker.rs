@@ -46,7 +46,7 @@ const PROMISED_FAR: Duration = Duration::from_secs(1);
 /// How long connects to a destination that has stopped speaking VTL are not captured.
 const RETURN: Duration = Duration::from_secs(2);
 /// Maximum number of destinations remembered to have spoken VTL.
-const MOST_SPOKE: usize = 16_384;
+const MAX_SPOKE: usize = 16_384;
 
 /// Tokens of epoll; of several sockets that of the first. There are at most two listeners for captured connects, and two,
 /// besides two of a former daemon's, for steered connections and for gateways each.
@@ -416,7 +416,7 @@ impl Worker {
     /// Gives a connection to a destination with VTL to the broker.
     fn hand_on(&mut self, held: HeldConnect, stream: TcpStream, name: FlowName) {
         let (dest, src) = (held.dest(), held.src());
-        if self.spoke.len() >= MOST_SPOKE && !self.spoke.contains(&dest) {
+        if self.spoke.len() >= MAX_SPOKE && !self.spoke.contains(&dest) {
             let spoke: Vec<IpAddr> = self.spoke.iter().map(SocketAddr::ip).collect();
             make_room(spoke.into_iter(), |keep| {
                 self.spoke.retain(|dest| keep(dest.ip()));

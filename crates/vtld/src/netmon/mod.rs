@@ -25,7 +25,7 @@ use vtl_proto::carrier::Kind;
 pub(crate) use carrier::counters as of_carrier;
 pub use exporter::{Loopback, serve};
 pub(crate) use session::counters as of_session;
-pub(crate) use tcp::{MOST_READ, TcpWatch, losses, mptcp};
+pub(crate) use tcp::{MAX_READ, TcpWatch, losses, mptcp};
 
 /// Maximum number of hosts. For one more, the host goes whose connections were read longest ago.
 const MAX_HOSTS: usize = 1024;

@@ -15,7 +15,7 @@ use super::{Evidence, NetMonitor, Watch};
 use crate::option;
 
 /// Maximum number of connections that a thread reads in one second: 256 system calls of some 500 ns each.
-pub(crate) const MOST_READ: usize = 256;
+pub(crate) const MAX_READ: usize = 256;
 
 /// One connection that is read from time to time.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Maximum number of such rules,
-const MOST: usize = 256;
+const MAX_RULES: usize = 256;
 /// and of bytes of one.
 const LONGEST: usize = 16 << 10;
 /// Longest time that one is in force for.
@@ -42,9 +42,9 @@ impl RulesManager {
         let place = state.rules[..count]
             .iter()
             .position(|known| known.name == new.name);
-        if place.is_none() && count >= MOST {
+        if place.is_none() && count >= MAX_RULES {
             return Err(wrong(format!(
-                "{MOST} rules are installed already: vtl rule remove"
+                "{MAX_RULES} rules are installed already: vtl rule remove"
             )));
         }
         let (mut rules, mut installed) = (state.rules.clone(), state.installed.clone());
@@ -94,7 +94,7 @@ impl RulesManager {
     /// Takes what a former daemon has left; what is not right here is lost.
     pub(super) fn inherit(&self, left: Vec<Text>) {
         let mut state = self.lock();
-        for text in left.into_iter().take(MOST) {
+        for text in left.into_iter().take(MAX_RULES) {
             match self.parse_installed(&text, &state) {
                 Ok(rule) => {
                     let count = state.installed.len();

@@ -11,7 +11,7 @@ use super::{
 
 /// A missing packet is lost when this many later transmissions have arrived at first (RFC 9002, 6.1.1), and at most,
 const REORDERING: u64 = 3;
-const MOST_REORDERING: u64 = 256;
+const MAX_REORDERING: u64 = 256;
 /// or one that left so much later, which grows with it.
 const REORDERING_TIME: Ns = 2 * MS;
 /// Pause after which the first probe is sent, in times of that, so that what it finds missing is lost.
@@ -175,7 +175,7 @@ impl Sender {
         let again = report.dups.wrapping_sub(self.dups);
         if again > 0 && again < u32::MAX / 2 {
             self.dups = report.dups;
-            self.reordering = (self.reordering * 2).min(MOST_REORDERING);
+            self.reordering = (self.reordering * 2).min(MAX_REORDERING);
         }
         self.arrived(cum, end, report);
         while self.sent.front().is_some_and(|sent| sent.packet.is_none()) {

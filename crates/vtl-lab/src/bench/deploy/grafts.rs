@@ -14,7 +14,7 @@ use super::{Order, Report, lines, ms};
 use crate::interrupt::Interrupt;
 
 /// Compiling is the same each time, and takes long.
-const MOST_COMPILATIONS: u32 = 3;
+const MAX_COMPILATIONS: u32 = 3;
 
 /// A graft that comes with VTL: its name and object.
 pub(super) type Graft = (&'static str, &'static [u8]);
@@ -76,7 +76,7 @@ pub(super) fn run(
         if let (true, Ok(compile)) = (sourced, &order.compiler) {
             let object = order.scratch.join("graft.bpf.o");
             let mut times = Vec::new();
-            for _ in 0..order.loads.min(MOST_COMPILATIONS) {
+            for _ in 0..order.loads.min(MAX_COMPILATIONS) {
                 interrupt.check()?;
                 let started = Instant::now();
                 compile(&source, &object)?;

@@ -24,7 +24,7 @@ pub(super) const LONGEST_S: f64 = 86_400.0;
 /// The largest transfer, bytes.
 const LARGEST: u64 = 1 << 44;
 /// The most flows at a time.
-const MOST_FLOWS: u32 = 2_000;
+const MAX_FLOWS: u32 = 2_000;
 
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -436,11 +436,8 @@ fn flows(table: &WorkloadTable) -> Result<Vec<Workload>, Problem> {
     let Some(counts) = table.count.as_ref().map(Many::list) else {
         return missing(table, "count");
     };
-    if let Some(wrong) = counts.iter().find(|n| !(1..=MOST_FLOWS).contains(*n)) {
-        return problem(
-            "count",
-            format!("{wrong} is not between 1 and {MOST_FLOWS}"),
-        );
+    if let Some(wrong) = counts.iter().find(|n| !(1..=MAX_FLOWS).contains(*n)) {
+        return problem("count", format!("{wrong} is not between 1 and {MAX_FLOWS}"));
     }
     let workload = |count| Workload::Flows { count, amount };
     Ok(counts.into_iter().map(workload).collect())

@@ -59,14 +59,14 @@ pub(crate) enum Setting {
 pub(super) const WINDOW: &str = "window";
 pub(super) const RATE: &str = "rate";
 /// A window that is smaller than this would not be the path's, but the timers'.
-const LEAST_WINDOW: u64 = 16;
+const MIN_WINDOW: u64 = 16;
 /// Bytes of a full packet.
 const PACKET: u64 = 1_500;
 
 impl Graft {
     /// The parameters on a link.
     pub(crate) fn params_on(&self, link: &Link) -> Vec<(String, u32)> {
-        let window = link.bdp_bytes().div_ceil(PACKET).max(LEAST_WINDOW);
+        let window = link.bdp_bytes().div_ceil(PACKET).max(MIN_WINDOW);
         let path = |name: &str| match name {
             RATE => (link.rate_mbit * 1e3) as u32,
             _ => u32::try_from(window).unwrap_or(u32::MAX),

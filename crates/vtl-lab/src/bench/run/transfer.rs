@@ -529,7 +529,7 @@ impl<'a> Memory<'a> {
     /// The distance of two looks.
     const EVERY_S: f64 = 10.0;
     /// Shorter transfers say nothing about growth.
-    const LEAST: usize = 7;
+    const MIN_SAMPLES: usize = 7;
 
     fn new(daemons: Option<&'a Daemons>) -> Self {
         Self {
@@ -549,7 +549,7 @@ impl<'a> Memory<'a> {
     }
 
     fn samples(self) -> Vec<(f64, u64)> {
-        if self.samples.len() < Self::LEAST {
+        if self.samples.len() < Self::MIN_SAMPLES {
             return Vec::new();
         }
         self.samples

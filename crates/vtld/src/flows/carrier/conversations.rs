@@ -40,7 +40,7 @@ type Key = (SocketAddr, u32);
 /// What moves the bytes of conversations.
 pub(super) trait Protocol: 'static {
     /// Minimum length of a datagram, its seal not counted.
-    const LEAST: usize;
+    const MIN_PACKET: usize;
 
     /// Starts the task of a conversation.
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened>;
@@ -195,7 +195,7 @@ impl<P: Protocol> Shared<P> {
                 continue;
             };
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-            if (P::LEAST..=DATAGRAM).contains(&len) {
+            if (P::MIN_PACKET..=DATAGRAM).contains(&len) {
                 self.route(from, &buffer[..len]);
             }
         }

@@ -30,14 +30,14 @@ use super::{
 };
 
 /// Size of the send queue, bytes: short, so that a new flow does not wait behind seconds of another's bytes.
-const MOST_WAITING: usize = 128 << 10;
+const MAX_WAITING: usize = 128 << 10;
 /// Size of the receive queue, bytes.
-const MOST_ARRIVED: usize = 4 << 20;
+const MAX_ARRIVED: usize = 4 << 20;
 /// Memory overhead of an entry of the receive queue, bytes.
 const ARRIVED: usize = 64;
 
 /// Maximum size of frames received before HELLO, bytes.
-const MOST_EARLY: usize = 1 << 20;
+const MAX_EARLY: usize = 1 << 20;
 
 /// An entry of the receive queue.
 pub(super) enum Arrived {
@@ -101,7 +101,7 @@ pub(super) struct Pipe {
 impl Pipe {
     /// `frame`: maximum size of a CHUNK, with its header, bytes.
     pub(super) fn new(frame: usize) -> Rc<Self> {
-        Self::with(frame, Room::Here(Semaphore::new(MOST_WAITING)))
+        Self::with(frame, Room::Here(Semaphore::new(MAX_WAITING)))
     }
 
     /// The pipe in a process of carriers: the daemon bounds its send queue.
@@ -190,7 +190,7 @@ impl Pipe {
 
     /// Whether the receive queue is below its limit.
     pub(super) fn has_room(&self) -> bool {
-        self.held.get() < MOST_ARRIVED
+        self.held.get() < MAX_ARRIVED
     }
 
     /// Releases the memory of an entry from [`Pipe::news`].
@@ -344,7 +344,7 @@ impl Reader {
             }
         }
         if !self.stream.has_one().map_err(|_| Violation)? {
-            return match self.early_bytes < MOST_EARLY {
+            return match self.early_bytes < MAX_EARLY {
                 true => Ok(None),
                 false => Err(Violation),
             };
@@ -522,8 +522,8 @@ mod tests {
 
     #[tokio::test]
     async fn pipe__full_waits_for_room_and_ends() {
-        let pipe = Pipe::new(MOST_WAITING);
-        pipe.put_chunk(flow(), &chunk(MOST_WAITING - HEADER))
+        let pipe = Pipe::new(MAX_WAITING);
+        pipe.put_chunk(flow(), &chunk(MAX_WAITING - HEADER))
             .await
             .unwrap();
         let more = chunk(1);
@@ -536,7 +536,7 @@ mod tests {
         assert!(pipe.next().is_some());
         second.await.unwrap();
         assert!(pipe.next().is_some());
-        pipe.put_chunk(flow(), &chunk(MOST_WAITING - HEADER))
+        pipe.put_chunk(flow(), &chunk(MAX_WAITING - HEADER))
             .await
             .unwrap();
         let third = pipe.put_chunk(flow(), &more);

@@ -47,7 +47,7 @@ pub(super) type Kcp = Conversations<Plain>;
 pub(super) struct Plain;
 
 impl Protocol for Plain {
-    const LEAST: usize = KCP_OVERHEAD;
+    const MIN_PACKET: usize = KCP_OVERHEAD;
 
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened> {
         let pipe = Rc::clone(talk.pipe());
@@ -208,7 +208,7 @@ impl Driver {
     }
 
     /// Maximum number of segments given to the library that are not acknowledged.
-    fn most_waiting(&mut self) -> usize {
+    fn max_waiting(&mut self) -> usize {
         let acknowledged = self.given.saturating_sub(self.control.wait_snd() as u64);
         let (at, before) = self.looked;
         let news = acknowledged.saturating_sub(before);
@@ -239,7 +239,7 @@ impl Driver {
         let has_news = self.receive().await;
         self.read()?;
         let mut has_more = false;
-        let most = self.most_waiting();
+        let most = self.max_waiting();
         while self.control.wait_snd() < most
             && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.talk.pipe().next()
         {

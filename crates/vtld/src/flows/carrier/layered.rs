@@ -33,7 +33,7 @@ use super::{
 /// Bytes of a frame LAYERS in front of a packet: its header, and the kind of the message.
 const HEAD: usize = HEADER + 1;
 /// Bytes of messages that may wait for the layers; the carrier below is read no further then.
-const MOST_WAITING: usize = 1 << 20;
+const MAX_WAITING: usize = 1 << 20;
 /// Memory overhead of a message that waits, bytes.
 const WAITING: usize = 64;
 
@@ -78,7 +78,7 @@ impl Inbox {
 
     /// Waits until there is room for messages.
     pub(super) async fn room(&self) {
-        while self.held.get() >= MOST_WAITING {
+        while self.held.get() >= MAX_WAITING {
             self.taken.notified().await;
         }
     }

@@ -333,17 +333,17 @@ pub(super) trait Endpoint {
     fn wait_idle(&self) -> Local<'_, ()>;
 }
 
-/// Starts the endpoint of a kind; call it within a tokio `LocalSet`. `most_ahead`: upper bound of a carrier's
+/// Starts the endpoint of a kind; call it within a tokio `LocalSet`. `max_ahead`: upper bound of a carrier's
 /// receive window, bytes.
 pub(super) fn start(
     kind: Kind,
     arrivals: Arrivals,
     broker: &broker::Handle,
-    most_ahead: u64,
+    max_ahead: u64,
 ) -> io::Result<Rc<dyn Endpoint>> {
     Ok(match kind {
         Kind::Quic | Kind::Sctp | Kind::Kcp | Kind::Stack => {
-            process::Remote::start(kind, most_ahead, arrivals)
+            process::Remote::start(kind, max_ahead, arrivals)
         }
         Kind::Mptcp => Rc::new(mptcp::Mptcp::start(arrivals)?),
         Kind::Graft => Rc::new(graft::Sessions::start(arrivals, broker)?),

@@ -17,7 +17,7 @@ use toml::{
 
 use vtl_proto::services::{Requirements, Services};
 
-use super::{About, Action, MOST_RULES, Matches, Place, Prefix, Rule, User, Wrong};
+use super::{About, Action, MAX_RULES, Matches, Place, Prefix, Rule, User, Wrong};
 use crate::hooker::{Carrier, Must};
 
 /// Maximum length of a name, characters.
@@ -79,8 +79,8 @@ pub fn parse_beside(
                     "a rule is a table: begin it with [[rule]]".into(),
                 );
             };
-            if rules.len() == MOST_RULES {
-                return source.wrong(table.span(), format!("more than {MOST_RULES} rules"));
+            if rules.len() == MAX_RULES {
+                return source.wrong(table.span(), format!("more than {MAX_RULES} rules"));
             }
             rules.push(source.rule(table.span(), keys, &rules)?);
         }

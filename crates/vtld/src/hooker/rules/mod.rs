@@ -43,7 +43,7 @@ use table::{Act, Entry, Test};
 
 /// Maximum number of rules in a file: half of the counters, since the rules in force and their
 /// successors are counted side by side.
-pub const MOST_RULES: usize = VTL_RULES_MAX as usize / 2;
+pub const MAX_RULES: usize = VTL_RULES_MAX as usize / 2;
 
 /// A position in the file; both numbers from 1, columns in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ const UNSENT: Duration = Duration::from_millis(10);
 /// The same of a slow session, packets.
 const MIN_UNSENT: u64 = 16;
 /// Maximum number of packets that are kept track of: more than a window.
-const MOST_MARKS: usize = 65_536;
+const MAX_MARKS: usize = 65_536;
 /// Allowance for the time that acknowledgements take beyond the round-trip time.
 const SLACK: Duration = Duration::from_millis(5);
 
@@ -67,7 +67,7 @@ impl Loads {
         self.placed.set(self.placed.get() + bytes as u64);
         if self.is_used.get() {
             let mut marks = self.marks.borrow_mut();
-            if marks.len() > MOST_MARKS {
+            if marks.len() > MAX_MARKS {
                 // Nobody has looked for long.
                 marks.clear();
                 self.is_used.set(false);
@@ -217,12 +217,12 @@ mod tests {
     fn note_placed__keeps_track_of_a_bounded_number() {
         let loads = Loads::default();
         loads.delivered(0);
-        for number in 0..3 * MOST_MARKS as u64 {
+        for number in 0..3 * MAX_MARKS as u64 {
             loads.note_given(1);
             loads.note_placed(number, 1);
         }
-        assert!(loads.marks.borrow().len() <= MOST_MARKS + 1);
-        assert_eq!(loads.delivered(0), 3 * MOST_MARKS as u64, "it looks again");
+        assert!(loads.marks.borrow().len() <= MAX_MARKS + 1);
+        assert_eq!(loads.delivered(0), 3 * MAX_MARKS as u64, "it looks again");
     }
 
     #[test]

@@ -33,9 +33,9 @@ const BURST: usize = 256;
 /// Maximum size of a run of bytes delivered to a flow, bytes,
 const RUN: usize = 128 << 10;
 /// and of its gather list (IOV_MAX).
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 /// Size of the send queue, bytes: at least one chunk of maximum size.
-const MOST_WAITING: usize = 128 << 10;
+const MAX_WAITING: usize = 128 << 10;
 /// Missed wake-ups after which the doorbell is disabled.
 const UNHEARD: u32 = 8;
 
@@ -129,7 +129,7 @@ impl Graft {
             session,
             control: RefCell::default(),
             chunks: RefCell::default(),
-            room: Semaphore::new(MOST_WAITING),
+            room: Semaphore::new(MAX_WAITING),
             is_over: Cell::new(false),
             over: Notify::new(),
             lossy: Lossy::default(),
@@ -498,7 +498,7 @@ impl<'a> Run<'a> {
         self.flow == Some(flow)
             && offset == self.offset + self.len as u64
             && self.len + len <= RUN
-            && self.pieces.len() < MOST_PIECES
+            && self.pieces.len() < MAX_PIECES
     }
 
     /// Delivers the run to the flow.

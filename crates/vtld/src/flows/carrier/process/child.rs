@@ -57,7 +57,7 @@ impl Carriers {
     fn start(
         kind: Kind,
         certificate: Option<Certificate>,
-        most_ahead: u64,
+        max_ahead: u64,
         socket: UdpSocket,
     ) -> io::Result<Rc<Self>> {
         let (arrivals, mut arrived) = mpsc::unbounded_channel();
@@ -65,7 +65,7 @@ impl Carriers {
             (Kind::Quic, Some(certificate)) => Box::new(quic::Here::start(
                 socket,
                 &certificate,
-                most_ahead,
+                max_ahead,
                 arrivals,
             )?),
             (Kind::Sctp, None) => Box::new(sctp::Sctp::start(socket, arrivals)?),
@@ -247,10 +247,10 @@ async fn serve(socket: AsyncFd<OwnedFd>) -> io::Result<()> {
             Setup::Start {
                 kind,
                 certificate,
-                most_ahead,
+                max_ahead,
             },
             given,
-        )) => Carriers::start(kind, certificate, most_ahead, given.into())?,
+        )) => Carriers::start(kind, certificate, max_ahead, given.into())?,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     // After the library has probed the socket's features, and before it receives anything.
@@ -342,7 +342,7 @@ mod tests {
         let setup = Setup::Start {
             kind: Kind::Kcp,
             certificate: None,
-            most_ahead: 7,
+            max_ahead: 7,
         };
         let mut bytes = Vec::new();
         ciborium::into_writer(&setup, &mut bytes).map_err(io::Error::other)?;

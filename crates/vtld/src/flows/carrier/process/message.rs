@@ -24,7 +24,7 @@ pub(super) enum Setup {
         kind: Kind,
         certificate: Option<Certificate>,
         /// Upper bound of a carrier's receive window, bytes.
-        most_ahead: u64,
+        max_ahead: u64,
     },
     /// Opens a carrier. Descriptor: its socket.
     Open(Opening),
@@ -118,7 +118,7 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::wire::{MOST, emit},
+        super::wire::{MAX_MESSAGE, emit},
         *,
     };
 
@@ -127,7 +127,7 @@ mod tests {
         let (here, there) = Channel::pair().unwrap();
         let there = Channel::new(there).unwrap();
         let mut messages = BytesMut::new();
-        let long = vec![7; MOST];
+        let long = vec![7; MAX_MESSAGE];
         emit(&mut messages, Tag::Control, b"");
         emit(&mut messages, Tag::Chunk, &long);
         emit(&mut messages, Tag::Figures, b"end");

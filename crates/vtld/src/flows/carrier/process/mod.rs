@@ -128,7 +128,7 @@ impl Process {
 pub(super) struct Remote {
     kind: Kind,
     /// Upper bound of a carrier's receive window, bytes.
-    most_ahead: u64,
+    max_ahead: u64,
     arrivals: Arrivals,
     /// Tasks that wait for peers, by token.
     granted: RefCell<HashMap<u64, AbortHandle>>,
@@ -154,10 +154,10 @@ fn certificate() -> io::Result<Certificate> {
 
 impl Remote {
     /// Creates the endpoint, without a process yet.
-    pub(super) fn start(kind: Kind, most_ahead: u64, arrivals: Arrivals) -> Rc<Self> {
+    pub(super) fn start(kind: Kind, max_ahead: u64, arrivals: Arrivals) -> Rc<Self> {
         Rc::new_cyclic(|own| Self {
             kind,
-            most_ahead,
+            max_ahead,
             arrivals,
             granted: RefCell::default(),
             process: RefCell::default(),
@@ -230,7 +230,7 @@ impl Remote {
         let setup = Setup::Start {
             kind: self.kind,
             certificate,
-            most_ahead: self.most_ahead,
+            max_ahead: self.max_ahead,
         };
         // Fails if it has died already, which `attend` notices.
         let _ = process.tell(&setup, udp.as_fd());

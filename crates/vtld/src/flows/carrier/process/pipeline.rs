@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Packets of layers' own that may wait for the carrier: more come from none that keeps its contract.
-const MOST_BACKLOG: usize = 4096;
+const MAX_BACKLOG: usize = 4096;
 
 /// Packets by which what layers keep must have changed before vtld is told.
 const MANY: usize = 128;
@@ -109,7 +109,7 @@ impl Layers {
         if self.pipeline.refused() > 0 {
             return Err(Ended::Refused(self.pipeline.refused()));
         }
-        match self.pipeline.backlog() > MOST_BACKLOG {
+        match self.pipeline.backlog() > MAX_BACKLOG {
             true => Err(Ended::Backlog),
             false => Ok(!is_idle),
         }

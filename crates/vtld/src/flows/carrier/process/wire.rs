@@ -10,17 +10,17 @@ use vtl_control::CarrierPath;
 /// Size of tag and length, bytes.
 const HEAD: usize = 1 + size_of::<u32>();
 /// Maximum size of a body, bytes.
-pub(super) const MOST: usize = 256 << 10;
+pub(super) const MAX_MESSAGE: usize = 256 << 10;
 /// Size from which on a batch of messages is written, bytes; a CHUNK has at most as many.
 pub(super) const BATCH: usize = 64 << 10;
 /// Bodies shorter than this are copied, so that they do not keep the receive buffer alive.
 const SHORT: usize = 4 << 10;
 
 /// Plausibility limits of [`Figures`]: packets, and memory in bytes.
-const MOST_PACKETS: u64 = 1 << 48;
-const MOST_MEMORY: u64 = 1 << 30;
+const MAX_PACKETS: u64 = 1 << 48;
+const MAX_MEMORY: u64 = 1 << 30;
 /// And bytes since the beginning.
-const MOST_BYTES: u64 = 1 << 60;
+const MAX_BYTES: u64 = 1 << 60;
 
 /// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +76,10 @@ impl Figures {
                 .into_iter()
                 .flatten()
                 .all(|ms| (0.0..1e6).contains(&ms))
-                && path.delivered.unwrap_or(0) < MOST_BYTES
-                && path.sent.max(path.lost).max(refused) < MOST_PACKETS
+                && path.delivered.unwrap_or(0) < MAX_BYTES
+                && path.sent.max(path.lost).max(refused) < MAX_PACKETS
         };
-        let is_plausible =
-            figures.memory < MOST_MEMORY && figures.path.as_ref().is_none_or(of_path);
+        let is_plausible = figures.memory < MAX_MEMORY && figures.path.as_ref().is_none_or(of_path);
         is_plausible.then_some(figures)
     }
 }
@@ -103,7 +102,7 @@ pub(super) fn take(from: &mut BytesMut) -> io::Result<Option<(Tag, Bytes)>> {
     let [tag, len @ ..] = *head;
     let len = u32::from_le_bytes(len) as usize;
     let tag = Tag::ALL.into_iter().find(|known| *known as u8 == tag);
-    let (Some(tag), true) = (tag, len <= MOST) else {
+    let (Some(tag), true) = (tag, len <= MAX_MESSAGE) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     if from.len() < HEAD + len {
@@ -153,11 +152,11 @@ mod tests {
             let min_rtt_ms = Some(rtt_ms);
             assert_eq!(read(Some(CarrierPath { min_rtt_ms, ..path }), 5), None);
         }
-        let delivered = Some(MOST_BYTES);
+        let delivered = Some(MAX_BYTES);
         assert_eq!(read(Some(CarrierPath { delivered, ..path }), 5), None);
-        let sent = MOST_PACKETS;
+        let sent = MAX_PACKETS;
         assert_eq!(read(Some(CarrierPath { sent, ..path }), 5), None);
-        assert_eq!(read(None, MOST_MEMORY), None);
+        assert_eq!(read(None, MAX_MEMORY), None);
         assert_eq!(Figures::read(b"\x81\x81"), None);
     }
 }

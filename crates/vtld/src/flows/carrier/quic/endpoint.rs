@@ -48,8 +48,8 @@ const STREAMS: u32 = 4096;
 const STREAM_WINDOW: u32 = 8 << 20;
 /// Receive window of a connection, bytes, which bounds the bytes buffered out of order: initial, when idle, maximum.
 pub(super) const FIRST_WINDOW: u32 = 2 << 20;
-pub(super) const LEAST_WINDOW: u32 = 64 << 10;
-pub(super) const MOST_WINDOW: u32 = 128 << 20;
+pub(super) const MIN_WINDOW: u32 = 64 << 10;
+pub(super) const MAX_WINDOW: u32 = 128 << 20;
 /// Maximum number of unacknowledged bytes of flows.
 pub(super) const SEND_WINDOW: u64 = 16 << 20;
 /// Keepalive interval.

@@ -47,7 +47,7 @@ const LINGER: Duration = Duration::from_millis(100);
 /// Idle time after which the window shrinks below its initial size; at least four round trips.
 const QUIET: Duration = Duration::from_secs(2);
 /// Minimum send window, bytes.
-const LEAST_AHEAD: u64 = 1 << 20;
+const MIN_AHEAD: u64 = 1 << 20;
 
 /// The connection's receive window: what the peer may have in flight, and so have buffered behind gaps.
 struct Window {
@@ -91,13 +91,13 @@ impl Window {
         let eased = (f64::from(self.size.get()) * (1.0 - part)) as u32;
         let least = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
             true => endpoint::FIRST_WINDOW,
-            false => endpoint::LEAST_WINDOW,
+            false => endpoint::MIN_WINDOW,
         };
         self.set(eased.max(least.min(self.size.get())));
     }
 
     fn set(&self, window: u32) {
-        let window = window.clamp(endpoint::LEAST_WINDOW, endpoint::MOST_WINDOW);
+        let window = window.clamp(endpoint::MIN_WINDOW, endpoint::MAX_WINDOW);
         if self.size.replace(window) != window {
             self.connection.set_receive_window(window.into());
         }
@@ -174,7 +174,7 @@ struct Driver {
     window: Rc<Window>,
     /// Bytes given to the library so far, and the maximum that it may hold.
     given: Rc<Cell<u64>>,
-    most_held: Rc<Cell<u64>>,
+    max_held: Rc<Cell<u64>>,
 }
 
 impl Driver {
@@ -423,9 +423,9 @@ impl Driver {
             self.window.ease(stats.path.rtt);
             // Bounded, so that a new flow does not wait behind seconds of another's bytes.
             let window = stats.path.cwnd.saturating_mul(2);
-            let window = window.clamp(LEAST_AHEAD, endpoint::SEND_WINDOW);
+            let window = window.clamp(MIN_AHEAD, endpoint::SEND_WINDOW);
             self.connection.set_send_window(window);
-            self.most_held.set(window);
+            self.max_held.set(window);
         }
     }
 }
@@ -439,7 +439,7 @@ fn wants_answer(sent: &FrameStats) -> u64 {
 pub(super) struct Here {
     quic: Rc<Quic>,
     /// Upper bound of a connection's receive window, bytes.
-    most_ahead: u32,
+    max_ahead: u32,
 }
 
 impl Here {
@@ -447,13 +447,13 @@ impl Here {
     pub(super) fn start(
         socket: UdpSocket,
         certificate: &Certificate,
-        most_ahead: u64,
+        max_ahead: u64,
         arrivals: Opens,
     ) -> io::Result<Self> {
         let quic = Rc::new(Quic::new(socket, certificate)?);
-        let most_ahead = u32::try_from(most_ahead).unwrap_or(u32::MAX);
-        spawn_local(accept(Rc::clone(&quic), most_ahead, arrivals));
-        Ok(Self { quic, most_ahead })
+        let max_ahead = u32::try_from(max_ahead).unwrap_or(u32::MAX);
+        spawn_local(accept(Rc::clone(&quic), max_ahead, arrivals));
+        Ok(Self { quic, max_ahead })
     }
 }
 
@@ -479,7 +479,7 @@ impl Library for Here {
             let connecting = self.quic.connect(to, token, *certificate.as_bytes(), rtt)?;
             let connection = timeout(HANDSHAKE, connecting).await;
             let connection = connection.map_err(|_| io::ErrorKind::TimedOut)??;
-            Ok(opened(connection, self.most_ahead, false))
+            Ok(opened(connection, self.max_ahead, false))
         })
     }
 
@@ -493,7 +493,7 @@ impl Library for Here {
 }
 
 /// Accepts connections of clients that hold a grant.
-async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
+async fn accept(quic: Rc<Quic>, max_ahead: u32, arrivals: Opens) {
     let half_open = Rc::new(Cell::new(0));
     while let Some(connecting) = quic.accept(&half_open).await {
         half_open.set(half_open.get() + 1);
@@ -506,7 +506,7 @@ async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
                 Ok(Ok(connection)) => match quic.redeem(&connection) {
                     // Fails if the daemon is ending.
                     Some(token) => {
-                        let _ = arrivals.send((token, opened(connection, most_ahead, true)));
+                        let _ = arrivals.send((token, opened(connection, max_ahead, true)));
                     }
                     None => connection.close(0_u32.into(), b""),
                 },
@@ -517,13 +517,13 @@ async fn accept(quic: Rc<Quic>, most_ahead: u32, arrivals: Opens) {
 }
 
 /// Starts an established connection as a carrier. `is_server`: the peer has opened it.
-fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
+fn opened(connection: Connection, max_ahead: u32, is_server: bool) -> Opened {
     let driver = Driver {
-        window: Window::of(&connection, most_ahead),
+        window: Window::of(&connection, max_ahead),
         connection,
         pipe: Pipe::relayed(CHUNK),
         given: Rc::default(),
-        most_held: Rc::new(Cell::new(endpoint::SEND_WINDOW)),
+        max_held: Rc::new(Cell::new(endpoint::SEND_WINDOW)),
     };
     spawn_local(panics::isolated(driver.clone().run(is_server)));
     let Driver {
@@ -531,14 +531,14 @@ fn opened(connection: Connection, most_ahead: u32, is_server: bool) -> Opened {
         pipe,
         window,
         given,
-        most_held,
+        max_held,
         ..
     } = driver;
     Opened {
         pipe,
         memory: Box::new(move || {
             // quinn does not report unacknowledged bytes: assume a full send window.
-            u64::from(window.size.get()) + given.get().min(most_held.get())
+            u64::from(window.size.get()) + given.get().min(max_held.get())
         }),
         path: Box::new(move || Some(figures(&connection))),
     }

@@ -65,7 +65,7 @@ struct Told {
 type Telling = Rc<RefCell<Told>>;
 
 impl Protocol for Layered {
-    const LEAST: usize = HEAD;
+    const MIN_PACKET: usize = HEAD;
 
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened> {
         let pipe = Rc::clone(talk.pipe());

@@ -21,7 +21,7 @@ use crate::stacks::{layer_directory, layer_file};
 const ABI: u32 = 1;
 const MAX_HEADER: u32 = 64;
 /// Maximum number of layers.
-const MOST: usize = 64;
+const MAX_LAYERS: usize = 64;
 
 /// `struct vtl_layer_out`.
 #[repr(C)]
@@ -77,7 +77,7 @@ impl Outside {
             Some(name.strip_suffix(".so")?.to_owned())
         });
         let mut all = BTreeMap::new();
-        for name in names.take(MOST) {
+        for name in names.take(MAX_LAYERS) {
             match layer_file(&name)
                 .map_err(|error| error.to_string())
                 .and_then(|file| load(&file))

@@ -448,11 +448,11 @@ fn parse__refuses_with_place_and_reason() {
 
 #[test]
 fn parse__refuses_more_than_it_takes() {
-    let rules: String = (0..=MOST_RULES)
+    let rules: String = (0..=MAX_RULES)
         .map(|i| format!("[[rule]]\nname = \"{i}\"\nbypass = true\n"))
         .collect();
     let wrong = parse(&rules, uid).unwrap_err();
-    assert_eq!(wrong.place.line, MOST_RULES * 3 + 1, "{wrong}");
+    assert_eq!(wrong.place.line, MAX_RULES * 3 + 1, "{wrong}");
     let long = "#".repeat(LONGEST_FILE + 1);
     assert!(parse(&long, uid).is_err());
 }
