@@ -285,7 +285,7 @@ fn layers__over_every_carrier_by_one_that_was_compiled_outside() {
         reorder_pct: 1.0,
         ..Link::new(10.0, 100.0)
     };
-    let Some(mut world) = World::bare("layers-over", &link) else {
+    let Some(mut world) = World::bare("layers-all", &link) else {
         return;
     };
     let stack = |(name, carrier, layers)| {
@@ -307,7 +307,8 @@ fn layers__over_every_carrier_by_one_that_was_compiled_outside() {
         let carrier = ["--carrier", &stack];
         world.meet_by(&carrier);
         until(&format!("{stack} is up at both hosts"), || {
-            let are = |host| world.carriers(host).len() == number + 1;
+            // One to each address of the server's.
+            let are = |host| world.carriers(host).len() == 2 * (number + 1);
             are(Host::Client) && are(Host::Server)
         });
         let before = [Host::Client, Host::Server].map(|host| moved(&world, host));
