@@ -150,5 +150,5 @@ fn library__exports_versioned_symbols_and_nothing_else() {
         assert!(header.contains(&format!("{function}(")), "{function}");
         count += 1;
     }
-    assert_eq!(count, 19, "{text}");
+    assert_eq!(count, 21, "{text}");
 }

@@ -303,7 +303,7 @@ fn negotiate__stateless_is_refused_where_nothing_may_be_lost() {
                 || other.agreement().map(|a| &a.graft) == socket.agreement().map(|a| &a.graft)
         });
     };
-    (server.negotiate_exactly(&wanted, "selective-repeat", &[])).expect("agreed");
+    (server.negotiate_exactly(&wanted, "cubic", &[])).expect("agreed");
     follow(&mut server, &mut client);
     bytes(&mut server, &mut client);
     bytes(&mut client, &mut server);
