@@ -47,13 +47,13 @@ enum {
                                 * key (PROTOCOL.md, "Room"): 0 when sent, ignored */
     VTL_F_RETRANSMIT = 1 << 2, /* DATA: retransmission, with the same sequence number */
     VTL_F_PARTIAL = 1 << 2,    /* ACK: the bitmap is truncated; later packets are not described */
-    VTL_F_UPDATE = 1 << 3, /* ACK: window update that no packet caused; the echo is an old one */
+    VTL_F_UPDATE = 1 << 3,    /* ACK: window update that no packet caused; the echo is an old one */
     VTL_F_STATELESS = 1 << 3, /* NEGO with SUCCEED: the predecessor may end at once, with what is in
                                * flight; NEGO_ACK with SUCCEED: it does */
-    VTL_F_ABORT = 1 << 4,  /* CLOSE: data may be undelivered */
-    VTL_F_LAST = 1 << 4,   /* DATA: last packet of its direction; later data go by the session's
-                            * successor. Its payload is ignored */
-    VTL_F_PARITY = 1 << 5, /* DATA: XOR parity of the `aux` packets from `seq` on */
+    VTL_F_ABORT = 1 << 4,     /* CLOSE: data may be undelivered */
+    VTL_F_LAST = 1 << 4,      /* DATA: last packet of its direction; later data go by the session's
+                               * successor. Its payload is ignored */
+    VTL_F_PARITY = 1 << 5,    /* DATA: XOR parity of the `aux` packets from `seq` on */
     VTL_F_MORE = 1 << 6, /* DATA: the message continues in the next packet. NEGO, NEGO_ACK: the host
                           * supports messages of several packets, HALF and SIZE */
     VTL_F_HALF = 1 << 7, /* DATA: payload is half of the packet's */
