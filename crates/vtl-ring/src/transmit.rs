@@ -257,7 +257,9 @@ impl TxRing {
 
     /// What is written and not acknowledged: packets, messages that end in them, and bytes before sealing.
     pub fn pending(&self) -> (u64, u64, u64) {
-        let packets = self.unacknowledged().min(self.ring.slots.into());
+        // Whatever is written there.
+        let most = self.next.min(self.ring.slots.into());
+        let packets = self.unacknowledged().min(most);
         let (mut messages, mut bytes) = (0, 0);
         for number in self.next - packets..self.next {
             let slot = self.ring.slot(number).as_ptr();
