@@ -431,7 +431,9 @@ fn ways__tcp_where_none_leads_there() {
     world.download(server, "f");
     assert!(world.sum(Host::Client, "bytes_received") >= SIZE as u64);
     let status = world.call(Host::Client, &Request::Status { from: 0 });
-    assert_eq!(status["sessions"][0]["way"], "native");
+    // UDP goes off 50 ms behind the native way, and may win on a busy machine.
+    let way = &status["sessions"][0]["way"];
+    assert!(way == "native" || way == "udp", "{way}");
 }
 
 /// Data go ahead of the answer by the way that led there the last time.
