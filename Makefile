@@ -55,7 +55,7 @@ test: preflight format build ## What check does, documentation, fuzzing and the 
 	 ($(call crates,vtl-sim)) && \
 	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
 	 $(documents) && scripts/deny.sh && scripts/check-headers.sh && \
-	 scripts/fuzz.sh 20 && \
+	 scripts/fuzz.sh 10 && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=4; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
