@@ -118,8 +118,7 @@ enum vtl_closed {
     VTL_CLOSED_BY_PEER = 0,
     VTL_CLOSED_TIMEOUT = 1,
     VTL_CLOSED_LOCAL = 2,
-    VTL_CLOSED_CUT =
-        3, /* stateless switch: its successor goes on, what was in flight is given up */
+    VTL_CLOSED_CUT = 3, /* stateless switch: its successor goes on */
 };
 
 /* Flag in vtl_ring_ctl.closed of transmit rings. */

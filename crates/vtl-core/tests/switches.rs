@@ -427,22 +427,10 @@ impl Host {
         let before = &self.sessions[&self.present];
         let offer = Offer {
             sid: self.next_sid,
-            ring_slots: RING as u32,
-            max_payload: 1400,
-            port: PORT,
             services: Services::PARTIAL_RELIABILITY,
-            grafts: vec![Offered {
-                gid: 4,
-                params: Vec::new(),
-                asked: Vec::new(),
-            }],
-            known_rtt: None,
-            encapsulations: vec![Encapsulation::Native],
-            patience: PATIENCE,
-            ticket: None,
-            early: None,
             succeeds: before.peer,
             stateless: self.stateless,
+            ..plain_offer()
         };
         let token = random.bits();
         let life = Lifecycle::initiator(now, Box::new(Initiator::new(offer, now, token)));
@@ -507,7 +495,7 @@ impl Simulation {
         // The first session, which needs no switch.
         for (at, host) in hosts.iter_mut().enumerate() {
             let life = match at {
-                0 => Lifecycle::initiator(0, Box::new(Initiator::new(none(), 0, 1))),
+                0 => Lifecycle::initiator(0, Box::new(Initiator::new(plain_offer(), 0, 1))),
                 _ => Lifecycle::responder(0),
             };
             let mut session = Session::new(life, 1 + at as u64, None);
@@ -621,8 +609,8 @@ impl Simulation {
     }
 }
 
-/// The offer of a session that is open already.
-fn none() -> Offer {
+/// An offer that succeeds no session.
+fn plain_offer() -> Offer {
     Offer {
         sid: 1,
         ring_slots: RING as u32,

@@ -3,7 +3,10 @@
 
 use core::{fmt, str::FromStr};
 
-use vtl_proto::{carrier::GraftSpec, layers::MAX_TEXT};
+use vtl_proto::{
+    carrier::{GraftSpec, Kind},
+    layers::MAX_TEXT,
+};
 
 use super::{Compression, Fec, FlowControl, Layer, Nack, Ns, Ordering, Promises};
 
@@ -16,7 +19,7 @@ pub const MAX_LAYERS: usize = 8;
 /// Carriers that can be below layers: those whose packets may get lost,
 const DATAGRAMS: [&str; 2] = ["udp", "kcp"];
 /// and those that move messages, of which none gets lost; a graft by its name, too.
-const MESSAGES: [&str; 4] = ["quic", "sctp", "mptcp", "graft"];
+const MESSAGES: [Kind; 4] = [Kind::Quic, Kind::Sctp, Kind::Mptcp, Kind::Graft];
 /// The prefix of a graft by its name.
 const GRAFT: &str = "graft:";
 /// Packets that may wait for one that they have overtaken, over messages: what the largest ring of a session has.
@@ -54,7 +57,7 @@ pub enum Unfit {
     #[error("a stack is CARRIER/LAYER/LAYER?PARAMETER=VALUE, from the top to the bottom, {max} bytes at most", max = MAX_TEXT)]
     Text,
     /// Its carrier is unknown.
-    #[error("layers cannot be over \"{0}\": over {all}", all = [&DATAGRAMS[..], &MESSAGES].concat().join(", "))]
+    #[error("layers cannot be over \"{0}\": over {all}", all = [&DATAGRAMS[..], &MESSAGES.map(Kind::name)].concat().join(", "))]
     Carrier(String),
     /// It has too many layers.
     #[error("a stack has {max} layers at most", max = MAX_LAYERS)]
@@ -142,9 +145,19 @@ impl Description {
         self.has("encryption")
     }
 
-    /// Whether it is over a carrier that moves messages, all of them, rather than datagrams.
+    /// The kind of the carrier that it is over, if that moves messages, all of them, rather than datagrams.
+    pub fn over_messages(&self) -> Option<Kind> {
+        match self.graft() {
+            Some(_) => Some(Kind::Graft),
+            None => MESSAGES
+                .into_iter()
+                .find(|kind| kind.name() == self.carrier),
+        }
+    }
+
+    /// Whether it is over such a carrier.
     pub fn is_over_messages(&self) -> bool {
-        is_of_messages(&self.carrier)
+        self.over_messages().is_some()
     }
 
     /// The graft that it is over, if it names one.
@@ -284,12 +297,6 @@ impl Description {
         };
         self.layers.iter().map(|layer| u64::from(of(layer))).sum()
     }
-}
-
-/// Whether a carrier moves messages.
-fn is_of_messages(carrier: &str) -> bool {
-    let named = carrier.strip_prefix(GRAFT).map(str::parse::<GraftSpec>);
-    MESSAGES.contains(&carrier) || named.is_some_and(|spec| spec.is_ok())
 }
 
 /// The parameters of a layer of VTL's.

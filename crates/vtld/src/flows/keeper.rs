@@ -74,8 +74,7 @@ impl Plan {
             // It is told when it is opened.
             return plain;
         };
-        let below = layers.carrier().split(':').next().and_then(Kind::named);
-        match below.filter(|_| layers.is_over_messages()) {
+        match layers.over_messages() {
             Some(lower) => Self {
                 lower,
                 over: layers.graft().map(|graft| Over::Graft(graft).into()),
@@ -88,12 +87,19 @@ impl Plan {
 
     /// The carrier's number in ASK.
     fn number(&self) -> u32 {
-        let with = if self.layers.is_some() {
-            WITH_LAYERS
-        } else {
-            0
-        };
+        let with = self.layers.as_ref().map_or(0, |_| WITH_LAYERS);
         u32::from(self.lower.number()) | with
+    }
+
+    /// What REFUSE may mean.
+    fn refused(&self) -> &'static str {
+        match (self.kind, &self.layers) {
+            (Kind::Stack, None) => {
+                "refused by the peer: its stacks.toml has no accept_rate, or it knows no stacks"
+            }
+            (_, Some(_)) => "refused by the peer: it may know no layers over other carriers",
+            _ => "refused by the peer",
+        }
     }
 }
 
@@ -457,12 +463,7 @@ impl Flows {
                     self.try_to_open(peer, plan, granted, rtt).await;
                 }
                 Ok(Some(None)) => {
-                    let why = match kind {
-                        Kind::Stack => {
-                            "refused by the peer: its stacks.toml has no accept_rate, or it knows no stacks"
-                        }
-                        _ => "refused by the peer",
-                    };
+                    let why = plan.refused();
                     tracing::info!(peer = %peer.key.peer, carrier = %kind, "carrier: {why}");
                     peer.tell_failed(kind.name(), why);
                 }

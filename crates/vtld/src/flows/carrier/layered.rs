@@ -236,9 +236,9 @@ async fn made(lower: &dyn Carrier, layers: &Layers, text: &str) -> Result<Filter
     let description: Description = text
         .parse()
         .map_err(|unfit: vtl_core::layers::Unfit| unfit.to_string())?;
-    let below = lower.kind().map_or("", Kind::name);
-    if description.carrier().split(':').next() != Some(below) {
-        return Err(format!("the layers are over {below}, not over {text:?}"));
+    if description.over_messages() != lower.kind() {
+        let below = lower.kind().map_or("", Kind::name);
+        return Err(format!("{text:?} is not over {below}"));
     }
     if description.needs_encryption() && !lower.is_encrypted() {
         return Err("the layer encryption needs an encrypted carrier (--no-encryption)".into());

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
-use vtl_proto::frame::{Frame, HEADER};
+use vtl_proto::frame::Frame;
 
 use super::{
     super::{
@@ -52,21 +52,8 @@ struct Down {
 impl Filter {
     /// Waits for the process's answer. `mtu`: as it was told.
     pub(super) async fn new(channel: Channel, mtu: usize) -> io::Result<Self> {
-        let frame = match channel.next().await? {
-            (Tag::Opened, body) => body.first_chunk().map(|frame| u32::from_le_bytes(*frame)),
-            (Tag::Refused, body) => {
-                return Err(io::Error::other(
-                    String::from_utf8_lossy(&body).into_owned(),
-                ));
-            }
-            _ => None,
-        };
-        let frame = frame.map(|frame| frame as usize);
-        let frame = frame.filter(|frame| (HEADER + 1..=mtu).contains(frame));
-        Ok(Self {
-            channel,
-            frame: frame.ok_or(io::ErrorKind::InvalidData)?,
-        })
+        let frame = channel.opened(mtu).await?;
+        Ok(Self { channel, frame })
     }
 
     /// Maximum size of a CHUNK for it, with its header, bytes.

@@ -6,7 +6,7 @@ use std::{cell::RefCell, io};
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 use tokio::{net::UnixStream, task::coop::consume_budget};
-use vtl_proto::carrier::Kind;
+use vtl_proto::{carrier::Kind, frame::HEADER};
 
 use super::{
     super::{
@@ -67,6 +67,25 @@ impl Channel {
             socket: UnixStream::from_std(socket)?,
             unread: RefCell::default(),
         })
+    }
+
+    /// Waits for the process's answer to a set-up. Returns the maximum size of a frame, which is at most `longest`, bytes.
+    ///
+    /// # Errors
+    /// The process refuses, or breaks the protocol.
+    pub(super) async fn opened(&self, longest: usize) -> io::Result<usize> {
+        let frame = match self.next().await? {
+            (Tag::Opened, body) => body.first_chunk().map(|frame| u32::from_le_bytes(*frame)),
+            (Tag::Refused, body) => {
+                return Err(io::Error::other(
+                    String::from_utf8_lossy(&body).into_owned(),
+                ));
+            }
+            _ => None,
+        };
+        let frame = frame.map(|frame| frame as usize);
+        let frame = frame.filter(|frame| (HEADER + 1..=longest).contains(frame));
+        Ok(frame.ok_or(io::ErrorKind::InvalidData)?)
     }
 
     /// The next message, if it has been read already.

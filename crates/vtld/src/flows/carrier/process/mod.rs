@@ -40,10 +40,7 @@ use tokio::{
     task::{AbortHandle, coop::consume_budget, spawn_blocking, spawn_local},
     time::timeout,
 };
-use vtl_proto::{
-    carrier::Kind,
-    frame::{CRYPTO, HEADER},
-};
+use vtl_proto::{carrier::Kind, frame::CRYPTO};
 
 use super::{
     super::socket::watch,
@@ -394,17 +391,7 @@ fn layering(over: Option<&Over>, is_encrypted: bool) -> io::Result<Option<Layeri
 
 /// Waits for a carrier's handshake, and starts the carrier.
 async fn opened(process: &Rc<Process>, channel: Channel, is_encrypted: bool) -> io::Result<Framed> {
-    let frame = match channel.next().await? {
-        (Tag::Opened, body) => body.first_chunk().map(|frame| u32::from_le_bytes(*frame)),
-        (Tag::Refused, body) => {
-            return Err(io::Error::other(
-                String::from_utf8_lossy(&body).into_owned(),
-            ));
-        }
-        _ => None,
-    };
-    let frame = frame.filter(|frame| (HEADER as u32 + 1..=BATCH as u32).contains(frame));
-    let pipe = Pipe::new(frame.ok_or(io::ErrorKind::InvalidData)? as usize);
+    let pipe = Pipe::new(channel.opened(BATCH).await?);
     let figures = Rc::new(RefCell::new((Instant::now(), Figures::default())));
     let (driven, known) = (Rc::clone(&pipe), Rc::clone(&figures));
     let (kind, process) = (process.kind, Rc::downgrade(process));
