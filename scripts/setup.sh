@@ -121,7 +121,7 @@ packaged() {
 }
 
 install_packages() {
-    local package absent=()
+    local package absent=() units
     command -v apt-get >/dev/null ||
         fail "missing: $*; this script installs only with apt (Debian 12, 13, Ubuntu 24.04): install these yourself, then run it again"
     [ "$(id -u)" = 0 ] ||
@@ -137,8 +137,11 @@ install_packages() {
     if [ -d /run/systemd/system ]; then
         for package in "$@"; do
             case $package in
-            nginx | docker-registry | redis-server) systemctl disable --quiet "$package" 2>/dev/null || true ;;
+            nginx | docker-registry | redis-server) units=("$package") ;;
+            openssh-server) units=(ssh.service ssh.socket) ;;
+            *) continue ;;
             esac
+            systemctl disable --quiet "${units[@]}" 2>/dev/null || true
         done
     fi
 }

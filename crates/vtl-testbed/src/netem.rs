@@ -1,5 +1,5 @@
-//! Emulation by the kernel, where it has `sch_netem`: netem for delay, loss, duplication, reordering and
-//! corruption, behind a token bucket (tbf) for rate and queue.
+//! Emulation by the kernel, where it has `sch_netem` and `VTL_TESTBED_BACKEND=netem` is set: netem for delay,
+//! loss, duplication, reordering and corruption, behind a token bucket (tbf) for rate and queue.
 //!
 //! The machines on which this project was developed have no netem: apart from the detection and the token
 //! bucket **this has not been run**.
@@ -78,7 +78,7 @@ fn check(link: &Link) -> Result<(), BadLink> {
         return Ok(());
     };
     Err(BadLink(format!(
-        "netem has no {missing}: use the emulator (VTL_TESTBED_BACKEND=emulator)"
+        "netem has no {missing}: use the emulator (unset VTL_TESTBED_BACKEND)"
     )))
 }
 

@@ -27,6 +27,7 @@ pub struct CongestionControl {
 /// so the first testbed to change it saves it.
 fn allow(name: &str) -> Result<()> {
     let _lock = state::lock()?;
+    load(name);
     let available = namespace::read_sysctl(AVAILABLE)?;
     let has = |list: &str| list.split_whitespace().any(|n| n == name);
     if !has(&available) {
@@ -44,6 +45,20 @@ fn allow(name: &str) -> Result<()> {
         std::fs::write(&saved, &allowed).map_err(Error::file("write", &saved))?;
     }
     namespace::write_sysctl(ALLOWED, &format!("{allowed} {name}"))
+}
+
+/// Has the kernel load the congestion control's module, if it has one that is not loaded; whether it has is seen by its list.
+fn load(name: &str) {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt::TcpCongestion,
+    };
+    let tcp = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    );
+    let _ = tcp.and_then(|tcp| setsockopt(&tcp, TcpCongestion, &name.into()));
 }
 
 /// Restores the host's list once no testbed is left. The caller holds the lock.

@@ -250,9 +250,9 @@ fn root_mount() -> Check {
 fn netem() -> Check {
     let spec = Spec {
         name: "netem",
-        used_for: "emulating links in the kernel",
+        used_for: "emulating links in the kernel, with VTL_TESTBED_BACKEND=netem",
         need: Need::Development,
-        advice: "the testbed emulates links in user space instead",
+        advice: "the testbed emulates links in user space, as it does by default",
     };
     spec.outcome(in_scratch_namespace(|| {
         run(
@@ -309,7 +309,7 @@ fn congestion_controls() -> Check {
         name: "tcp-cc",
         used_for: "the TCP baselines: cubic and bbr",
         need: Need::Development,
-        advice: "the demo leaves out what is missing: modprobe tcp_bbr",
+        advice: "the demo and benchmarks that compare with what is missing end in an error: modprobe tcp_bbr",
     };
     let listed = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     spec.outcome(listed.and_then(|list| {
