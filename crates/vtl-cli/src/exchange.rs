@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use vtl::{Mode, Requirements, Services, Socket};
+use vtl::{Mode, Preference, Requirements, Services, Socket};
 use vtl_control::{Hooks, Request};
 
 use crate::daemon::{self, SocketArgs};
@@ -29,6 +29,9 @@ pub(crate) struct SendArgs {
     /// Give a parameter of that graft another value than its default
     #[arg(long = "param", value_name = "NAME=VALUE", requires = "graft", value_parser = param)]
     params: Vec<(String, u32)>,
+    /// Send in the clear
+    #[arg(long)]
+    no_encryption: bool,
 }
 
 /// Parses a graft's parameter.
@@ -69,18 +72,21 @@ pub(crate) fn send(args: &SendArgs, socket: &SocketArgs) -> anyhow::Result<()> {
     }
     let to = resolve(&args.to, PORT)?;
     let mut connection = open(Mode::Initiator, to, socket)?;
-    let services = Services::RELIABLE
-        .union(Services::ORDERED)
-        .union(Services::CONGESTION_CONTROL);
+    let mut requirements = Requirements::default();
+    if !args.no_encryption {
+        requirements.set(Services::ENCRYPTION, Preference::Require);
+    }
     let agreement = match &args.graft {
         Some(graft) => {
             let params: Vec<_> = args.params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
-            connection.negotiate_over(graft, &params)
+            connection.negotiate_exactly(&requirements, graft, &params)
         }
-        None => connection.negotiate(&Requirements {
-            services,
-            ..Default::default()
-        }),
+        None => {
+            let services = Services::RELIABLE.union(Services::ORDERED);
+            let services = services.union(Services::CONGESTION_CONTROL);
+            requirements.set(services, Preference::Require);
+            connection.negotiate(&requirements)
+        }
     };
     let agreement = agreement.map_err(explain)?;
     eprintln!(

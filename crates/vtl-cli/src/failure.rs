@@ -42,12 +42,12 @@ impl Failure {
     }
 
     /// The program to run cannot be run.
-    pub(crate) fn not_executable(message: impl Into<String>) -> anyhow::Error {
+    pub fn not_executable(message: impl Into<String>) -> anyhow::Error {
         Self::error(NOT_EXECUTABLE, message.into())
     }
 
     /// The program to run does not exist.
-    pub(crate) fn not_found(message: impl Into<String>) -> anyhow::Error {
+    pub fn not_found(message: impl Into<String>) -> anyhow::Error {
         Self::error(NOT_FOUND, message.into())
     }
 
@@ -72,9 +72,11 @@ pub fn status(err: &anyhow::Error) -> u8 {
 
 /// Prints the error, unless it was reported, and gives this exit status.
 pub fn report(err: &anyhow::Error, status: u8) -> ExitCode {
-    // The reader of our output has seen enough, as in `vtl status | head`.
+    // The reader of our output has seen enough, as in `vtl status | head`. A session that its peer has closed is of
+    // the same kind, with words of its own.
     if let Some(io) = err.downcast_ref::<io::Error>()
         && io.kind() == io::ErrorKind::BrokenPipe
+        && io.get_ref().is_none()
     {
         return ExitCode::from(FAILURE);
     }

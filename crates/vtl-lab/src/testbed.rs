@@ -1,13 +1,14 @@
 //! `vtl testbed`: two hosts and the link between them, for people and scripts.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
+use vtl_cli::failure::Failure;
 use vtl_cli::units;
 use vtl_testbed::{
     Backend, DirectionStats, Host, Lifetime, Link, LossModel, Profile, Slots, Stats, Testbed,
@@ -219,7 +220,11 @@ pub(crate) fn run(args: TestbedArgs) -> Result<ExitCode> {
             // Only returns if it fails: the command takes this process's place, and with it its exit status
             // and its signals.
             let error = testbed.command(host, program)?.args(arguments).exec();
-            return Err(error).with_context(|| format!("cannot run {}", program.display()));
+            let message = format!("cannot run {}: {error}", program.display());
+            return Err(match error.kind() {
+                io::ErrorKind::NotFound => Failure::not_found(message),
+                _ => Failure::not_executable(message),
+            });
         }
         TestbedCommand::Set(link) => {
             let testbed = Testbed::attach(&name)?;

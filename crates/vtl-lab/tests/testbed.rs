@@ -150,4 +150,5 @@ fn exec__of_a_program_that_is_not_there() {
         text(&output.stderr).starts_with("vtl: cannot run /nonesuch: No such file"),
         "{output:?}"
     );
+    assert_eq!(output.status.code(), Some(127));
 }

@@ -61,9 +61,13 @@ pub(crate) fn send(path: &Path, connection: &mut (impl Read + Write)) -> anyhow:
             bail!("{} became shorter while it was sent", path.display());
         }
         hash.update(&chunk[..n]);
-        connection
-            .write_all(&chunk[..n])
-            .context("the connection broke")?;
+        if let Err(err) = connection.write_all(&chunk[..n]) {
+            // The receiver may have said why.
+            if let Ok(verdict) = Verdict::read(connection) {
+                verdict.into_result().map_err(Error::msg)?;
+            }
+            return Err(err).context("the connection broke");
+        }
         sent += n as u64;
         progress.update(sent);
     }
@@ -140,7 +144,10 @@ pub(crate) fn receive(
             );
         }
         hash.update(&chunk[..n]);
-        incoming.write_all(&chunk[..n])?;
+        if let Err(err) = incoming.write_all(&chunk[..n]) {
+            refuse(connection, &err);
+            return Err(err);
+        }
         received += n as u64;
         progress.update(received);
     }
@@ -162,11 +169,16 @@ pub(crate) fn receive(
             Ok(path)
         }
         Err(err) => {
-            Verdict::Refused(format!("the receiver could not keep the file: {err:#}"))
-                .write(connection)?;
+            refuse(connection, &err);
             Err(err)
         }
     }
+}
+
+/// Tells the sender why its file is not kept, if it is still there.
+fn refuse(connection: &mut impl Write, err: &anyhow::Error) {
+    let words = format!("the receiver could not keep the file: {err:#}");
+    let _ = Verdict::Refused(words).write(connection);
 }
 
 fn rate(bytes: u64, started: Instant) -> String {
