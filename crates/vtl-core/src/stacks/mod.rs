@@ -4,6 +4,7 @@
 //! A [`Schedule`] decides for each chunk, by what the carriers say of themselves ([`Stack`]). It has no clock and no
 //! memory of bytes: what was sent and is to be sent again is the flow's ([`crate::flow::SendHalf`]).
 
+mod backlog;
 mod ecf;
 mod lowest_rtt;
 mod primary;
@@ -13,7 +14,8 @@ mod told;
 mod turns;
 mod weighted;
 
-pub use told::Told;
+pub use backlog::Backlog;
+pub use told::{Told, is_host};
 pub use turns::Turns;
 
 use vtl_proto::{carrier::Scheduler, frame::CarrierId};
@@ -113,8 +115,8 @@ impl Picks {
 
 /// Decides by which stacks the chunks of one flow go.
 pub trait Schedule {
-    /// Chooses the stacks for the next chunk, among those with room. `backlog`: bytes that wait to be sent, the chunk
-    /// included. The caller sends it by all of them.
+    /// Chooses the stacks for the next chunk, among those with room. `backlog`: bytes expected to be sent, the
+    /// chunk included. The caller sends it by all of them.
     fn pick(&mut self, stacks: &[Stack], backlog: u64) -> Picks;
 }
 

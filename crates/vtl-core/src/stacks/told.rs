@@ -45,8 +45,9 @@ impl Told {
 }
 
 /// Whether an address may be that of another host which a router leads to: no loopback, link-local (as clouds' metadata
-/// services have), broadcast or multicast address, and none translated to IPv4 (RFC 6052).
-fn is_host(address: IpAddr) -> bool {
+/// services have), broadcast or multicast address, and none translated to IPv4 (RFC 6052, RFC 8215)
+/// or that holds one (6to4, RFC 3056).
+pub fn is_host(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
             let first = v4.octets()[0];
@@ -54,7 +55,10 @@ fn is_host(address: IpAddr) -> bool {
             !(is_none || v4.is_loopback() || v4.is_link_local() || v4.is_multicast())
         }
         IpAddr::V6(v6) => {
-            let is_translated = v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0];
+            let is_translated = matches!(
+                v6.segments(),
+                [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0x64, 0xff9b, 1, ..] | [0x2002, ..]
+            );
             // `::/96` and `::ffff:0:0/96` hold IPv4 addresses, the loopback and none.
             let has_v4 = v6.segments()[..5] == [0; 5];
             !(is_translated || has_v4 || v6.is_multicast() || v6.is_unicast_link_local())
@@ -118,6 +122,8 @@ mod tests {
             "fe80::1",
             "ff02::1",
             "64:ff9b::7f00:1",
+            "64:ff9b:1::7f00:1",
+            "2002:7f00:1::1",
         ];
         let refused = refused.map(|text| text.parse().expect("an address"));
         assert!(Told::default().admit(0, refused).is_empty());

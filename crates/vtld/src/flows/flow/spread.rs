@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 use vtl_core::{
     flow::{Chunk, Flow, Given, Next},
-    stacks::{MAX_CHUNK, Picks, Schedule, Stack, scheduler},
+    stacks::{Backlog, MAX_CHUNK, Picks, Schedule, Stack, scheduler},
 };
 use vtl_proto::{
     carrier::Scheduler,
@@ -27,8 +27,7 @@ const WATCHED: Duration = Duration::from_secs(2);
 pub(super) struct Spreading {
     kind: Scheduler,
     scheduler: Box<dyn Schedule>,
-    /// Bytes that wait in the application's connection, as of the last read.
-    backlog: u64,
+    backlog: Backlog,
     /// When a chunk was sent last.
     sent: Instant,
 }
@@ -38,7 +37,7 @@ impl Spreading {
         Self {
             kind,
             scheduler: scheduler(kind),
-            backlog: 0,
+            backlog: Backlog::default(),
             sent: Instant::now(),
         }
     }
@@ -122,7 +121,7 @@ impl Mover<'_> {
                     got = self.read_app(path, max.min(CHUNK as u64)) => match got? {
                         Got::Bytes(bytes, is_urgent) => {
                             self.state.profile.look(Side::Local, &bytes);
-                            spreading.backlog = socket::unread(self.ends.app.get_ref());
+                            spreading.backlog.read(socket::unread(self.ends.app.get_ref()));
                             self.state.pending.replace((bytes, is_urgent));
                         }
                         Got::End => self.with(|flow| flow.send.finish())?,
@@ -186,7 +185,7 @@ impl Mover<'_> {
         let states = states(&stacks);
         let backlog = match is_again {
             true => chunk.bytes.len() as u64,
-            false => chunk.bytes.len() as u64 + spreading.backlog,
+            false => chunk.bytes.len() as u64 + spreading.backlog.expected(),
         };
         let picks = spreading.scheduler.pick(&states, backlog);
         let given = self.give_all(&mut stacks, picks, &chunk);
@@ -197,6 +196,7 @@ impl Mover<'_> {
         };
         spreading.sent = Instant::now();
         if !is_again {
+            spreading.backlog.sent(len as u64);
             drop(self.state.pending.borrow_mut().0.split_to(len));
         }
         let urgent = chunk.urgent && len == chunk.bytes.len();
