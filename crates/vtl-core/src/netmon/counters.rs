@@ -63,6 +63,11 @@ impl Counters {
     pub(super) fn has_queue_lately(&self) -> bool {
         self.has_queue(QUEUE)
     }
+
+    /// Whether a queue stands, longer than one that a window makes for a moment which leaves in one burst.
+    pub(super) fn has_standing_queue(&self) -> bool {
+        self.has_queue(STANDING)
+    }
 }
 
 /// What has come between two readings of a connection's counters.
@@ -135,7 +140,7 @@ impl Tracker {
         let known = |time: Option<Duration>| time.filter(|time| !time.is_zero());
         let (rtt, min_rtt) = (known(counters.rtt), known(counters.min_rtt));
         // The queue has to stand for all of the time.
-        let is_full = [counters, last].iter().all(|at| at.has_queue(STANDING));
+        let is_full = [counters, last].iter().all(|at| at.has_standing_queue());
         let bound = match counters.bound {
             Bound::Window if is_full => Bound::Path,
             bound => bound,

@@ -31,6 +31,9 @@ pub enum Verdict {
 /// One packet of so many is lost by a window that grows until a queue overflows, on a path that loses none itself. Where a
 /// queue stands, losses count from as many packets on.
 const OVERFLOWS: u32 = 100;
+/// In slow start losses count where no queue stands and at most one packet of so many is lost. A queue that is too short to
+/// be seen loses as much by a window that doubles, once; BBR does better there than what fills it.
+const STARTS: u32 = 8;
 /// Packets after which losses are counted anew.
 const WINDOW: u32 = 1000;
 /// Round trips after which they are, at least.
@@ -47,11 +50,13 @@ enum Phase {
     Counts { at_ns: u64, sent: u32, lost: u32 },
 }
 
-/// Follows the losses of one TCP connection. Those of slow start's last window do not count, nor those by when the queue
-/// may have overflowed.
+/// Follows the losses of one TCP connection. Those of slow start's last window count only where no queue stood that it
+/// may have overflowed, and none by when a queue may have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PathLosses {
     phase: Phase,
+    /// Packets sent and lost by the first reading: those of the handshake are no losses of slow start.
+    first: Option<(u32, u32)>,
 }
 
 impl PathLosses {
@@ -63,6 +68,11 @@ impl PathLosses {
             sent: counters.sent,
             lost: counters.lost,
         };
+        let first = *self.first.get_or_insert((counters.sent, counters.lost));
+        if !matches!(self.phase, Phase::Counts { .. }) && Self::loses_at_start(counters, first) {
+            self.phase = from_here;
+            return Verdict::Lossy;
+        }
         if let (Phase::Begins, true) = (self.phase, reading.is_reduced) {
             let edge = reading.acked.saturating_add(reading.outstanding);
             self.phase = Phase::Recovers { edge };
@@ -79,9 +89,7 @@ impl PathLosses {
             self.phase = from_here;
             return Verdict::Unknown;
         }
-        let sent = counters.sent.wrapping_sub(sent);
-        // Negative: late packets had counted as lost.
-        let lost = u32::try_from(counters.lost.wrapping_sub(lost) as i32).unwrap_or(0);
+        let (sent, lost) = since(counters, (sent, lost));
         let is_enough = !counters.has_queue_lately() || sent >= OVERFLOWS;
         if lost > 0 && is_enough && lost.saturating_mul(OVERFLOWS) >= sent {
             self.phase = from_here;
@@ -95,6 +103,19 @@ impl PathLosses {
         self.phase = from_here;
         Verdict::Clean
     }
+
+    /// Whether slow start has lost packets that no queue explains.
+    fn loses_at_start(counters: &Counters, first: (u32, u32)) -> bool {
+        let (sent, lost) = since(counters, first);
+        lost > 0 && lost.saturating_mul(STARTS) <= sent && !counters.has_standing_queue()
+    }
+}
+
+/// Packets sent and lost since there were so many.
+fn since(counters: &Counters, (sent, lost): (u32, u32)) -> (u32, u32) {
+    // Negative: late packets had counted as lost.
+    let lost = u32::try_from(counters.lost.wrapping_sub(lost) as i32).unwrap_or(0);
+    (counters.sent.wrapping_sub(sent), lost)
 }
 
 #[cfg(test)]
@@ -141,7 +162,8 @@ mod tests {
         /// Past slow start, of which nothing counted.
         fn begun() -> Self {
             let mut begun = Self::default();
-            assert_eq!(begun.round(100, 1, 50, 0), Verdict::Unknown);
+            assert_eq!(begun.round(10, 0, 20, 0), Verdict::Unknown);
+            assert_eq!(begun.round(100, 20, 50, 0), Verdict::Unknown);
             assert_eq!(begun.round(50, 0, 50, 0), Verdict::Unknown);
             begun
         }
@@ -150,14 +172,20 @@ mod tests {
     #[test]
     fn look__the_overshoot_of_slow_start_says_nothing() {
         // Queues of no length, of an eighth, and of half a round trip.
-        for queue_ms in [0, 12, 50] {
+        for (queue_ms, noticed) in [(0, 30), (12, 30), (50, 1)] {
             let mut connection = Connection::default();
             for sent in [10, 20, 40, 80] {
                 assert_eq!(connection.round(sent, 0, 80, queue_ms), Verdict::Unknown);
             }
-            // Half of a window is lost, and noticed bit by bit.
-            assert_eq!(connection.round(30, 20, 90, queue_ms), Verdict::Unknown);
-            assert_eq!(connection.round(50, 20, 60, queue_ms), Verdict::Unknown);
+            // Half of a window is lost, and noticed bit by bit where the queue is long.
+            assert_eq!(
+                connection.round(30, noticed, 90, queue_ms),
+                Verdict::Unknown
+            );
+            assert_eq!(
+                connection.round(50, 40 - noticed, 60, queue_ms),
+                Verdict::Unknown
+            );
             assert_eq!(connection.round(40, 5, 40, queue_ms), Verdict::Unknown);
             // Then CUBIC's window grows until it overflows again: one packet in thousands.
             for round in 0..300 {
@@ -166,6 +194,22 @@ mod tests {
                 assert_ne!(verdict, Verdict::Lossy, "{queue_ms} ms, round {round}");
             }
         }
+    }
+
+    #[test]
+    fn look__slow_start_on_a_lossy_path_says_so_by_its_first_loss() {
+        // A SYN was sent twice.
+        let mut connection = Connection {
+            lost: 1,
+            ..Connection::default()
+        };
+        for sent in [10, 20] {
+            assert_eq!(connection.round(sent, 0, 40, 10), Verdict::Unknown);
+        }
+        assert_eq!(connection.round(30, 2, 40, 20), Verdict::Lossy);
+        // From there on it is as behind slow start.
+        assert_eq!(connection.round(50, 2, 40, 50), Verdict::Unknown);
+        assert_eq!(connection.round(50, 0, 40, 50), Verdict::Lossy);
     }
 
     #[test]
