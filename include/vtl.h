@@ -134,7 +134,7 @@ struct vtl_stats {
     uint64_t unacknowledged; /* packets that it has not acknowledged yet */
     uint64_t received;       /* different packets */
     uint64_t duplicates;     /* packets that came again */
-    uint64_t timeouts;       /* times that nothing came back for too long */
+    uint64_t timeouts;       /* probe timeouts in a row; 0 once something comes */
 };
 
 /* The stateless switches of a socket so far, whichever side has asked for them. What this side has
@@ -156,7 +156,7 @@ struct vtl_switches {
  *     NULL: the address of the route to the peer is used.
  *   VTL_RESPONDER, VTL_LISTENER: `src` is ":port", on all addresses of this host; `dst` is NULL.
  *
- * Ports are VTL's own, 1 to 65535.
+ * Ports are VTL's own, 1 to 65534.
  *
  * -ECONNREFUSED: no daemon answers. -EACCES: this user may not use it. -EADDRINUSE: the port is
  * taken.

@@ -84,6 +84,9 @@ class CRequirements(ctypes.Structure):
     @classmethod
     def of(cls, wanted: Requirements) -> "CRequirements":
         names = [field[0] for field in cls._fields_[1:-1]]
+        delay = wanted.max_delay or 0
+        if not 0 <= delay < 1 << 32:
+            raise ValueError(f"max_delay {delay} is out of range")
         values = {name: getattr(wanted, name) or 0 for name in names}
         return cls(size=ctypes.sizeof(cls), **values)
 
@@ -333,6 +336,13 @@ class Out:
         return self._at + offset
 
 
+def lane_of(lane: int) -> int:
+    """The number of a lane, as libvtl takes it."""
+    if not 0 <= lane < 1 << 32:
+        raise ValueError(f"lane {lane} is out of range")
+    return lane
+
+
 class In:
     """A place for bytes."""
 
@@ -361,6 +371,10 @@ class Message:
         result = int(LIB.vtl_recv_part(handle.value, place.place, place.size, more))
         if result > 0:
             self._got += memoryview(self._buffer)[:result]
+        elif result == -errno.ECONNABORTED:
+            # A stateless switch has given up the rest of it.
+            self._got.clear()
+            self._more.value = 0
         return result
 
     def ready(self, limit: int) -> bool:

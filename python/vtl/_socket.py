@@ -28,7 +28,8 @@ class _Waiting:
         """Bounds how long calls may wait, in seconds: None for ever, 0 not at all.
 
         A call that takes longer raises TimeoutError (with 0: BlockingIOError) and may be tried
-        again; nothing is lost.
+        again, and nothing is lost; except sendall(), of which nobody knows how much was taken:
+        send() says so.
         """
         if timeout is not None and timeout < 0:
             raise ValueError("a time limit is not negative")
@@ -43,8 +44,11 @@ class _Waiting:
         """A descriptor to wait with: vtl_fd() in vtl.h."""
         return self._handle.fd()
 
-    def _wait(self, call: Callable[[], int]) -> int:
-        end = None if self._timeout is None else time.monotonic() + self._timeout
+    def _end(self) -> Optional[float]:
+        return None if self._timeout is None else time.monotonic() + self._timeout
+
+    def _wait(self, call: Callable[[], int], end: Optional[float] = None) -> int:
+        end = self._end() if end is None else end
         while True:
             result = call()
             if not waits(result) or (end is not None and time.monotonic() >= end):
@@ -72,10 +76,12 @@ class _Waiting:
         value: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if self._handle.value is not None:
+                self.abort()
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
@@ -99,11 +105,11 @@ class Session(_Waiting):
     def sendall(self, data: Buffer) -> None:
         """Hands all bytes over for sending. They are delivered once close() returns."""
         out = Out(data)
-        sent = 0
+        sent, end = 0, self._end()
         while sent < out.size:
             call = LIB.vtl_send_data
             at, left = out.at(sent), out.size - sent
-            sent += self._wait(lambda: call(self._handle.value, at, left))
+            sent += self._wait(lambda: call(self._handle.value, at, left), end)
 
     def recv(self, size: int) -> bytes:
         """Bytes that have arrived, `size` at most; b"" once the peer has closed the session."""
@@ -129,7 +135,8 @@ class Session(_Waiting):
         """
         out = Out(message)
         call = LIB.vtl_send_in_lane
-        self._wait(lambda: call(self._handle.value, lane, out.at(0), out.size))
+        number = _lib.lane_of(lane)
+        self._wait(lambda: call(self._handle.value, number, out.at(0), out.size))
 
     def recv_message(self, limit: int = _lib.MAX_MESSAGE) -> bytes:
         """The next message; b"" once the peer has closed the session.

@@ -1,7 +1,8 @@
 """Sessions and listeners for asyncio.
 
 Nothing here waits in libvtl, and no thread is used: the event loop watches one descriptor of each
-session. Every coroutine may be cancelled; nothing is lost by that.
+session. Every coroutine may be cancelled; nothing is lost by that, but after sendall() nobody
+knows how much was taken.
 """
 
 from __future__ import annotations
@@ -162,10 +163,10 @@ class Session(_Watched):
         If it is cancelled in the middle of a message that takes more than one packet, it is to be
         called again with the same message; nothing else can be sent before.
         """
-        out = Out(message)
+        out, number = Out(message), _lib.lane_of(lane)
         async with self._sending:
             await self._wait(
-                lambda: LIB.vtl_send_in_lane(self._handle.value, lane, out.at(0), out.size),
+                lambda: LIB.vtl_send_in_lane(self._handle.value, number, out.at(0), out.size),
                 lambda: LIB.vtl_send_data(self._handle.value, None, 0),
             )
 
@@ -202,7 +203,10 @@ class Session(_Watched):
         """
         async with self._sending:
             self._handle.set_stateless(stateless)
-            await self._wait(lambda: self._handle.negotiate(requirements))
+            await self._wait(
+                lambda: self._handle.negotiate(requirements),
+                lambda: int(LIB.vtl_send_data(self._handle.value, None, 0)),
+            )
 
     def info(self) -> Info:
         """What was negotiated."""

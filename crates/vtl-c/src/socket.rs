@@ -198,7 +198,7 @@ fn peer(text: Option<&str>) -> Result<SocketAddr, Failure> {
     let text = text.ok_or_else(|| Failure::invalid("an initiator needs a dst, not NULL"))?;
     let address: Option<SocketAddr> = text.parse().ok();
     address.filter(|a| a.port() != 0).ok_or_else(|| {
-        let why = "write 10.0.0.2:7000 or [fd00::2]:7000, with a port from 1 to 65535";
+        let why = "write 10.0.0.2:7000 or [fd00::2]:7000, with a port from 1 to 65534";
         Failure::invalid(format!("\"{text}\" is no address with port: {why}"))
     })
 }
@@ -212,7 +212,7 @@ fn own(text: Option<&str>) -> Result<SocketAddr, Failure> {
         .or_else(|| text.parse().ok())
         .filter(|at| at.port() != 0 && at.ip().is_unspecified())
         .ok_or_else(|| {
-            let why = "write :7000, with a port from 1 to 65535, for all addresses of this host";
+            let why = "write :7000, with a port from 1 to 65534, for all addresses of this host";
             Failure::invalid(format!("\"{text}\" is no port to wait at: {why}"))
         })
 }

@@ -32,7 +32,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds a port, 1 to 65535, at the daemon.
+    /// Binds a port, 1 to 65534, at the daemon.
     ///
     /// # Errors
     /// The daemon is unreachable, or the port is taken.

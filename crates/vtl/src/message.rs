@@ -88,8 +88,10 @@ pub(crate) struct Incoming {
     /// The part that has arrived and was not handed out, from `from` on.
     bytes: Vec<u8>,
     from: usize,
-    /// The last packet read was not the end of its message.
+    /// The last packet read was not the end of its message,
     pub(crate) inside: bool,
+    /// and a reader has got a part of what was kept of that.
+    taken: bool,
 }
 
 impl Incoming {
@@ -124,7 +126,19 @@ impl Incoming {
         let n = self.kept().len().min(buffer.len());
         buffer[..n].copy_from_slice(&self.kept()[..n]);
         self.forget(n);
+        self.taken |= n > 0 && self.inside;
         n
+    }
+
+    /// Notes whether the last packet read was not the end of its message.
+    pub(crate) fn note(&mut self, inside: bool) {
+        self.inside = inside;
+        self.taken &= inside;
+    }
+
+    /// Whether a reader has a part of the message of which the rest has not come.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.inside && (self.taken || self.kept().is_empty())
     }
 
     /// Drops the first `n` bytes kept.
@@ -198,6 +212,21 @@ mod tests {
         );
         incoming.forget(700);
         assert!(incoming.kept().is_empty());
+    }
+
+    #[test]
+    fn incoming__is_begun_once_a_reader_has_a_part() {
+        let mut incoming = Incoming::default();
+        incoming.note(true);
+        assert!(incoming.is_begun(), "read piece by piece");
+        incoming.reserve(100, 100).unwrap();
+        incoming.keep(&[7; 100]);
+        assert!(!incoming.is_begun(), "kept for a reader of messages");
+        assert_eq!(incoming.take(&mut [0; 10]), 10);
+        assert!(incoming.is_begun(), "who reads it piece by piece after all");
+        incoming.note(false);
+        incoming.note(true);
+        assert!(!incoming.is_begun(), "the next one");
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub struct Socket {
 
 impl Socket {
     /// Obtains a socket from the daemon at `daemon`. `address`: for an initiator, the peer and its
-    /// VTL port; for a responder, only the port counts, 1 to 65535, which it holds exclusively.
+    /// VTL port; for a responder, only the port counts, 1 to 65534, which it holds exclusively.
     ///
     /// # Errors
     /// The daemon is unreachable, or the port is taken.

@@ -299,6 +299,8 @@ impl Socket {
         let Some(mut old) = self.succession.old.pop_front() else {
             return;
         };
+        // Its wake-ups went with it: a reader that waited behind it has to look at the next one.
+        self.succession.news = true;
         if !old.cut {
             // To the peer, an orderly end means that everything was read.
             let aborted = old.session.reliable && !old.session.is_read();

@@ -137,6 +137,14 @@ impl Socket {
         Ok(socket)
     }
 
+    /// Waits until a peer opens a session with this responder, as [`crate::Socket::validate`].
+    ///
+    /// # Errors
+    /// As [`crate::Socket::validate`].
+    pub async fn validate(&mut self) -> Result<Agreement, Error> {
+        poll_fn(|cx| self.poll_with(cx, Direction::Receive, crate::Socket::try_validate)).await
+    }
+
     /// Requests the succession of this session, as [`crate::Socket::negotiate`]. Dropping the
     /// future does not revoke the request: it takes effect with a later call.
     ///

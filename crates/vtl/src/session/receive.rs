@@ -157,9 +157,11 @@ impl Session {
 
     /// Checks, once, that a stateless switch has not cut off the rest of a message of which a reader has a part.
     fn check_cut(&mut self) -> Result<(), Error> {
+        let is_begun = self.incoming.is_begun();
         let kept = self.incoming.kept().len();
         self.incoming.forget(kept);
-        match std::mem::take(&mut self.incoming.inside) && kept == 0 {
+        self.incoming.note(false);
+        match is_begun {
             true => Err(Error::Cut(self.peer)),
             false => Ok(()),
         }
@@ -456,7 +458,8 @@ impl Session {
     fn consume(&mut self, packets: u64) {
         self.batch = packets;
         if packets > 0 {
-            self.incoming.inside = self.goes_on(packets - 1);
+            let inside = self.goes_on(packets - 1);
+            self.incoming.note(inside);
         }
         if packets > 0 && self.rx.consume(packets) {
             self.rx.offer_room();

@@ -270,7 +270,7 @@ impl Session {
     /// Whether everything that arrived before a stateless switch was read. The part of a message of which the rest was
     /// cut off is dropped, unless a reader has a part already, who has to be told.
     pub(crate) fn is_cut_read(&mut self) -> bool {
-        self.rx.available() == 0 && (self.has_kept() || !self.incoming.inside)
+        self.rx.available() == 0 && !self.incoming.is_begun()
     }
 
     fn check_open(&self) -> Result<(), Error> {
