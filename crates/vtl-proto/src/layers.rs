@@ -103,7 +103,8 @@ impl<'a> Message<'a> {
             Self::Accept => to.push(Self::ACCEPT),
             Self::Refuse(why) => {
                 to.push(Self::REFUSE);
-                to.extend_from_slice(why.as_bytes());
+                // Longer, the peer would not take it: it may quote much of what that has said.
+                to.extend_from_slice(&why.as_bytes()[..why.floor_char_boundary(MAX_TEXT)]);
             }
         }
     }

@@ -31,7 +31,8 @@ pub fn name_of(token: u64) -> String {
 pub fn named(name: &str) -> Option<u64> {
     let hex = name.strip_prefix('t')?;
     let hex = hex.strip_suffix(SERVER_NAME)?.strip_suffix('.')?;
-    u64::from_str_radix(hex, 16).ok()
+    let is_hex = hex.len() == 16 && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex.then(|| u64::from_str_radix(hex, 16).ok()).flatten()
 }
 
 /// A message of an SCTP carrier itself, on stream 0: kind (1 byte), number (8 bytes).

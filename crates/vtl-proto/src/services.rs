@@ -263,13 +263,12 @@ impl Requirements {
     /// Distance of a graft from the preferences: preferred services missing, then services to avoid; less is
     /// better (RFC 9623, section 4.2).
     fn distance(&self, graft: &GraftInfo) -> (u32, u32) {
-        let mut prefer = self.prefer;
-        if self.limits_loss() && !self.services.contains(Services::RELIABLE) {
-            // An application that tolerates loss benefits from it.
-            prefer = prefer | Services::PARTIAL_RELIABILITY;
-        }
+        let tolerates_loss = self.limits_loss() && !self.services.contains(Services::RELIABLE);
+        // An application that tolerates loss benefits from a graft that may lose something.
+        let is_strict = !graft.provides.contains(Services::PARTIAL_RELIABILITY);
         (
-            graft.provides.missing(prefer).count(),
+            graft.provides.implied().missing(self.prefer).count()
+                + u32::from(tolerates_loss && is_strict),
             graft.provides.intersection(self.avoid).count(),
         )
     }
@@ -600,6 +599,14 @@ mod tests {
         assert_eq!(gids(&pool, &r), [1, 3], "as good, and first in the pool");
         r.qos.max_loss_pct = Some(100.0);
         assert_eq!(gids(&pool, &r), [1, 2, 3]);
+    }
+
+    #[test]
+    fn select__prefers_what_is_implied_as_well() {
+        let pool = [graft(1, Services::NONE), graft(2, Services::ORDERED)];
+        let mut r = Requirements::default();
+        r.set(Services::PARTIAL_ORDER, Preference::Prefer);
+        assert_eq!(gids(&pool, &r), [2, 1]);
     }
 
     #[test]

@@ -12,6 +12,10 @@ const MAX_BACKLOG: usize = 256;
 /// Packets that may wait at the top if no layer bounds them: more are dropped. `ordering` passes up as many at once.
 const MAX_WAITING: usize = 16_384;
 
+/// Packets that may wait for the network, where layers answer the other host faster than the rate carries: more are
+/// dropped, as a network would.
+const MAX_OUTGOING: usize = 8192;
+
 /// Layers around a carrier, from the top to the bottom.
 pub struct Pipeline {
     layers: Vec<Box<dyn Layer>>,
@@ -185,7 +189,10 @@ impl Pipeline {
             let index = match step {
                 Step::Down(index, packet) => {
                     let Some(layer) = self.layers.get_mut(index) else {
-                        self.outgoing.push_back(packet);
+                        match self.outgoing.len() < MAX_OUTGOING {
+                            true => self.outgoing.push_back(packet),
+                            false => self.refused += 1,
+                        }
                         continue;
                     };
                     layer.send(now, packet, &mut out);

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    io,
     net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
@@ -35,17 +36,16 @@ pub(super) struct Addresses {
 impl Addresses {
     /// Reads the addresses, and follows changes for as long as it is used.
     pub(super) fn start(scope: Scope) -> Rc<Self> {
+        // First: what changes from here on is told there.
+        let socket = watch_interfaces().map_err(io::Error::other).and_then(watch);
         let addresses = Rc::new(Self {
             all: RefCell::new(read(&scope)),
             scope,
             version: Cell::new(0),
             changed: Notify::new(),
         });
-        match watch_interfaces() {
-            Ok(socket) => match watch(socket) {
-                Ok(socket) => drop(spawn_local(Rc::clone(&addresses).follow(socket))),
-                Err(error) => tracing::warn!(%error, "addresses: changes are not followed"),
-            },
+        match socket {
+            Ok(socket) => drop(spawn_local(Rc::clone(&addresses).follow(socket))),
             Err(error) => tracing::warn!(%error, "addresses: changes are not followed"),
         }
         addresses

@@ -11,9 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use vtl_core::stacks::is_host;
 use vtl_proto::frame::Frame;
 
-use super::{Flows, control::Control, peer::Peer};
+use super::{Flows, addresses::is_private, control::Control, peer::Peer};
 
 /// What is special of an association if gateways have it.
 #[derive(Default)]
@@ -29,14 +30,12 @@ pub(super) struct Gateway {
 /// Pause before the peer may name another address.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Whether a peer at `peer` may have `address` for its own, as seen from `own`: it leads this host's packets there.
-fn is_credible(address: IpAddr, peer: IpAddr, own: [IpAddr; 2]) -> bool {
-    let is_special = match address {
-        IpAddr::V4(v4) => v4.is_broadcast() || v4.is_link_local() || v4.octets()[0] == 0,
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    let is_no_host = address.is_loopback() || address.is_multicast() || address.is_unspecified();
-    address.is_ipv4() == peer.is_ipv4() && !is_special && !is_no_host && !own.contains(&address)
+/// Whether a peer at `peer` may have `address` for its own, as seen from `own`: it leads this host's packets there, and
+/// must not have this host look around at home; a gateway's hosts may have addresses of any kind (`forwards`).
+fn is_credible(address: IpAddr, peer: IpAddr, own: [IpAddr; 2], forwards: bool) -> bool {
+    let is_inside = is_private(address) && !is_private(peer) && !forwards;
+    let is_of_family = address.is_ipv4() == peer.is_ipv4();
+    is_host(address) && is_of_family && !is_inside && !own.contains(&address)
 }
 
 impl Peer {
@@ -74,7 +73,8 @@ impl Flows {
     pub(super) fn note_gateway(&self, peer: &Peer, control: &Control, address: IpAddr) {
         let address = address.to_canonical();
         let own = [peer.key.local, self.own_address(peer)];
-        let is_credible = is_credible(address, peer.key.peer, own);
+        let forwards = peer.gateway.forwards.get();
+        let is_credible = is_credible(address, peer.key.peer, own, forwards);
         if !is_credible || !control.has_tls() || peer.host() == address {
             return;
         }
@@ -100,7 +100,8 @@ mod tests {
     fn is_credible__hosts_of_the_same_family_only() {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         let may = |address: &str, peer: &str| {
-            is_credible(ip(address), ip(peer), [ip("192.0.2.1"), ip("2001:db8::1")])
+            let own = [ip("192.0.2.1"), ip("2001:db8::1")];
+            is_credible(ip(address), ip(peer), own, false)
         };
         assert!(may("192.0.2.7", "198.51.100.1") && may("2001:db8::7", "2001:db8:1::1"));
         for address in [
@@ -112,6 +113,7 @@ mod tests {
             "224.0.0.1",
             "0.0.0.0",
             "0.1.2.3",
+            "10.0.0.5",
         ] {
             assert!(!may(address, "198.51.100.1"), "{address}");
         }
@@ -122,8 +124,17 @@ mod tests {
             "::1",
             "ff02::1",
             "::",
+            "fd00::5",
+            "64:ff9b::7f00:1",
         ] {
             assert!(!may(address, "2001:db8:1::1"), "{address}");
         }
+        assert!(may("10.0.0.5", "10.1.0.1") && may("fd00::5", "fd01::1"));
+        assert!(is_credible(
+            ip("10.0.0.5"),
+            ip("192.0.2.9"),
+            [ip("10.0.0.1"); 2],
+            true
+        ));
     }
 }

@@ -1,6 +1,11 @@
 //! Grants of carriers: the kinds available on this host, and the peers that may open them.
 
-use std::{collections::hash_map::Entry, io, net::IpAddr, rc::Rc, time::Duration};
+use std::{
+    io,
+    net::IpAddr,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use tokio::{
     sync::mpsc,
@@ -20,11 +25,13 @@ use super::{
 };
 use crate::{network::Network, stacks};
 
+/// How long a kind of carrier that could not be started is not tried again.
+const START_AGAIN: Duration = Duration::from_secs(60);
 /// Lifetime of a grant.
 const GRANT: Duration = Duration::from_secs(15);
 /// Maximum number of outstanding grants,
 const MAX_PROMISES: usize = 1024;
-/// and of one association's.
+/// and of one association's, with the carriers that have come for them and do not serve yet.
 const MAX_OF_PEER: usize = 4;
 /// How long a carrier that arrives before its association, or before the peer is authenticated, waits.
 const TAG_WAIT: Duration = Duration::from_secs(2);
@@ -39,10 +46,11 @@ impl Flows {
     pub(super) fn endpoint(self: &Rc<Self>, kind: Kind) -> io::Result<Rc<dyn Endpoint>> {
         let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
         let mut endpoints = self.endpoints.borrow_mut();
-        let vacant = match endpoints.entry(kind) {
-            Entry::Occupied(made) => return made.get().clone().ok_or_else(unsupported),
-            Entry::Vacant(vacant) => vacant,
-        };
+        match endpoints.get(&kind) {
+            Some(Ok(made)) => return Ok(Rc::clone(made)),
+            Some(Err(failed)) if failed.elapsed() < START_AGAIN => return Err(unsupported()),
+            Some(Err(_)) | None => {}
+        }
         let (arrivals, arrived) = mpsc::unbounded_channel();
         let made = carrier::start(kind, arrivals, &self.broker, self.budget.max_ahead());
         match &made {
@@ -51,7 +59,9 @@ impl Flows {
                 tracing::error!(%error, carrier = %kind, "carrier: cannot start this kind: connections go by others, or plain TCP");
             }
         }
-        vacant.insert(made.ok()).clone().ok_or_else(unsupported)
+        let made = made.map_err(|_| Instant::now());
+        endpoints.insert(kind, made.clone());
+        made.map_err(|_| unsupported())
     }
 
     /// What layers over a carrier need. `to_open`: those that this host wants, as text.
@@ -86,7 +96,8 @@ impl Flows {
         }
         let promises = self.promises.borrow();
         let of_peer = promises.values().filter(|(p, _)| Rc::ptr_eq(p, peer));
-        if promises.len() >= MAX_PROMISES || of_peer.count() >= MAX_OF_PEER {
+        let of_peer = of_peer.count() + peer.half_open();
+        if promises.len() >= MAX_PROMISES || of_peer >= MAX_OF_PEER {
             return refuse;
         }
         drop(promises);
@@ -154,11 +165,13 @@ impl Flows {
                     let has_layers = link.has_layers();
                     let of_flows = if has_layers { Kind::Stack } else { kind };
                     peer.set_desired(Desired::of(of_flows));
+                    peer.links.set(peer.links.get() + 1);
                     // It may precede the control connection that authenticates the peer.
                     let _ = timeout(TAG_WAIT, peer.until(Peer::is_judged)).await;
                     if peer.is_admitted() {
-                        link.serve(peer, None, flows.layers(None)).await;
+                        link.serve(Rc::clone(&peer), None, flows.layers(None)).await;
                     }
+                    peer.links.set(peer.links.get() - 1);
                 }
             });
         }

@@ -79,6 +79,9 @@ struct FlowLeft {
     age: Duration,
     /// Pinned to TCP by hand.
     stays: bool,
+    /// For so long; `None`: until it is moved.
+    #[serde(default)]
+    stays_for: Option<Duration>,
     /// Whether the peer's access to this port has been checked.
     #[serde(default = "looked_at")]
     is_judged: bool,
@@ -177,6 +180,8 @@ impl Flows {
         state.why.set("vtld was restarted");
         state.pending.replace(left.pending);
         state.stays.set(left.stays);
+        let until = left.stays_for.map(|time| Instant::now() + time);
+        state.stays_until.set(until);
         state.is_judged.set(left.is_judged);
         peer.begin(left.id, state, Beginning::Left(Box::new(left.flow)));
         Ok(())
@@ -249,6 +254,10 @@ impl State {
             app_addresses: self.app,
             age: self.began.elapsed(),
             stays: self.stays.get() && path_is_tcp,
+            stays_for: {
+                let until = self.stays_until.get();
+                until.map(|until| until.saturating_duration_since(Instant::now()))
+            },
             is_judged: self.is_judged.get(),
             pending: self.pending.take(),
             app: outgoing.put(ends.app.get_ref())?,

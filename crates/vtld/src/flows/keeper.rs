@@ -202,6 +202,7 @@ impl Flows {
     }
 
     fn end(&self, peer: &Peer) {
+        peer.has_ended.set(true);
         self.names.set_known(peer.key, false);
         self.forget(peer);
         peer.close_carriers();
@@ -605,7 +606,7 @@ impl Flows {
             }
         };
         tokio::select! {
-            // Returns at once if its id was used before.
+            // Returns at once if its id is in use.
             _ = peer.run(id, control.clone(), receiving) => {}
             () = self.tell_figures(&peer, &control) => {}
             () = self.tell_addresses(&peer, &control) => {}

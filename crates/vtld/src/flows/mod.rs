@@ -333,6 +333,9 @@ pub(crate) struct Limits {
 /// The association that a carrier was granted to, and the public key of the peer at that time.
 type Promise = (Rc<Peer>, Option<PublicKey>);
 
+/// The endpoint of a kind of carrier, or when it could not be started.
+type Started = Result<Rc<dyn Endpoint>, Instant>;
+
 /// All associations.
 pub(crate) struct Flows {
     hooker: hooker::Handle,
@@ -348,7 +351,7 @@ pub(crate) struct Flows {
     /// Flows started so far.
     started: Cell<u64>,
     /// By kind; `None`: unavailable on this host.
-    endpoints: RefCell<HashMap<Kind, Option<Rc<dyn Endpoint>>>>,
+    endpoints: RefCell<HashMap<Kind, Started>>,
     /// Networks of carriers that arrived before their associations.
     early: RefCell<Vec<Network>>,
     /// This host's addresses, watched once they are of interest.

@@ -133,6 +133,10 @@ pub(super) struct Peer {
     /// The peer's permissions, once it is admitted.
     standing: RefCell<Standing>,
     pub(super) gateway: Gateway,
+    /// Carriers of the peer's that have come, whether they serve or not.
+    pub(super) links: Cell<usize>,
+    /// Nobody looks after the association any more: no carrier may serve it.
+    pub(super) has_ended: Cell<bool>,
     /// Destination of the latest flow opened by this host.
     pub(super) dest: Cell<Option<SocketAddr>>,
     /// Consecutive handshakes fast enough for a near host.
@@ -179,6 +183,8 @@ impl Peer {
             refused: RefCell::default(),
             standing: RefCell::default(),
             gateway: Gateway::default(),
+            links: Cell::new(0),
+            has_ended: Cell::new(false),
             dest: Cell::new(None),
             quick: Cell::new(0),
             answers: Cell::new(0),
@@ -692,8 +698,16 @@ impl Peer {
         }
     }
 
+    /// Carriers that the peer has opened and that do not serve yet.
+    pub(super) fn half_open(&self) -> usize {
+        let carriers = self.carriers.borrow();
+        let of_peer = carriers.keys().filter(|id| id.opener == Side::Peer);
+        self.links.get().saturating_sub(of_peer.count())
+    }
+
     /// Serves a carrier until it breaks: `receiving` completes, or control frames cannot be sent. False if it may not
-    /// serve, its id is in use, or there are too many.
+    /// serve, its id is in use, there are too many, or
+    /// the association has ended.
     pub(super) async fn run(
         &self,
         id: CarrierId,
@@ -701,7 +715,8 @@ impl Peer {
         receiving: impl Future<Output = ()>,
     ) -> bool {
         let is_known = self.carriers.borrow().contains_key(&id);
-        if is_known || !self.may_serve(&*carrier) || self.carriers.borrow().len() >= MAX_CARRIERS {
+        let is_full = self.carriers.borrow().len() >= MAX_CARRIERS;
+        if is_known || is_full || self.has_ended.get() || !self.may_serve(&*carrier) {
             return false;
         }
         let owes = Rc::new(Notify::new());

@@ -167,8 +167,9 @@ impl Sender {
         if cum < self.first {
             return;
         }
-        self.sample(now, made, report.held);
+        // Of a transmission once: the other host could say how old it is for ever.
         if self.highest.is_none_or(|(highest, _)| highest < echo) {
+            self.sample(now, made, report.held);
             self.highest = Some((echo, made));
         }
         // Modulo 2^32; an older report may come late.

@@ -155,14 +155,18 @@ pub(super) async fn serve(
             }
         };
         let pipe = Pipe::new(filter.frame());
-        let memory = Rc::new(Cell::new(0));
+        let memory = Rc::new(Cell::new(0_u64));
         let carrier = Rc::new(Framed {
             kind: Kind::Stack,
             pipe: Rc::clone(&pipe),
             is_encrypted: lower.is_encrypted(),
             library: {
                 let (lower, memory) = (Rc::clone(&lower), Rc::clone(&memory));
-                Box::new(move || lower.memory().saturating_add(memory.get()))
+                let inbox = Rc::clone(&inbox);
+                Box::new(move || {
+                    let waiting = memory.get().saturating_add(inbox.held.get() as u64);
+                    lower.memory().saturating_add(waiting)
+                })
             },
             figures: {
                 let lower = Rc::clone(&lower);
@@ -222,6 +226,7 @@ async fn open(lower: &dyn Carrier, layers: Layers, inbox: &Inbox) -> Result<Filt
                     Ok(filter)
                 }
                 Err(why) => {
+                    tracing::debug!(%why, "carrier: layers refused");
                     say(lower, Message::Refuse(&why)).await?;
                     // The opener closes the carrier once it has read that.
                     std::future::pending().await

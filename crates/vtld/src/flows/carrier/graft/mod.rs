@@ -44,13 +44,17 @@ use super::{
     Arrivals, Carrier, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
     layered::{self, Inbox, Layers},
 };
-use crate::broker::{self, Doorbell, Owner, wish};
+use crate::{
+    broker::{self, Doorbell, Owner, wish},
+    network::Network,
+};
 use moving::Graft;
 pub(super) use moving::whole;
 use session::{Hello, Session};
 
-/// Maximum number of sessions waiting for HELLO.
+/// Maximum number of sessions waiting for HELLO, in total and from one network.
 const HALF_OPEN: usize = 64;
+const HALF_OPEN_OF_NETWORK: usize = 16;
 /// Initial round-trip time, before it is measured.
 const RTT: Duration = Duration::from_millis(300);
 /// Pause after a failed accept.
@@ -233,19 +237,29 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
 
 /// Waits for HELLO on accepted sessions, and passes them on with the association that it identifies.
 async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
-    let half_open = Rc::new(Cell::new(0));
+    let half_open = Rc::new(RefCell::new(Vec::new()));
     while let Some(opened) = opened.recv().await {
         let peer = opened.granted.grant.peer.to_canonical();
+        let network = Network::of(peer);
+        let may_wait = {
+            let all = half_open.borrow();
+            let of_network = all.iter().filter(|other| **other == network).count();
+            all.len() < HALF_OPEN && of_network < HALF_OPEN_OF_NETWORK
+        };
         let session = Session::new(opened);
-        let Some(session) = session.ok().filter(|_| half_open.get() < HALF_OPEN) else {
+        let Some(session) = session.ok().filter(|_| may_wait) else {
             continue;
         };
-        half_open.set(half_open.get() + 1);
+        half_open.borrow_mut().push(network);
         let (open, arrivals) = (Rc::clone(&open), arrivals.clone());
         let half_open = Rc::clone(&half_open);
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
-            half_open.set(half_open.get() - 1);
+            let mut all = half_open.borrow_mut();
+            if let Some(place) = all.iter().position(|other| *other == network) {
+                all.swap_remove(place);
+            }
+            drop(all);
             if let Ok(Some(said)) = hello {
                 let shown = session.shown.map(Box::new);
                 let (tag, path) = (said.tag, said.path);

@@ -1,6 +1,5 @@
-//! Carriers in unprivileged processes, one for each kind: packets of QUIC, SCTP, KCP and stacks are parsed there, and
-//! only
-//! frames pass to vtld and back.
+//! Carriers in unprivileged processes, one for each kind: packets of QUIC, SCTP, KCP and stacks are parsed there,
+//! and only frames pass to vtld and back.
 //!
 //! This is vtld's end; `child.rs` is the process, `confine.rs` its sandbox, `message.rs` and `wire.rs` the messages. A
 //! process is started on first use. If it dies or hangs, its carriers break, and flows fall back to TCP; the next

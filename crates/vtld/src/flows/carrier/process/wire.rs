@@ -19,6 +19,8 @@ const SHORT: usize = 4 << 10;
 /// Plausibility limits of [`Figures`]: packets, and memory in bytes.
 const MAX_PACKETS: u64 = 1 << 48;
 const MAX_MEMORY: u64 = 1 << 30;
+/// Maximum round-trip time, ms: longer ones count as this.
+const MAX_RTT_MS: f64 = 1e6;
 /// And bytes since the beginning.
 const MAX_BYTES: u64 = 1 << 60;
 
@@ -69,13 +71,22 @@ pub(super) struct Figures {
 impl Figures {
     /// Parses a message; `None` if it is invalid or implausible.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
-        let figures: Self = ciborium::from_reader(body).ok()?;
+        let mut figures: Self = ciborium::from_reader(body).ok()?;
+        if let Some(path) = &mut figures.path {
+            // Round trips are the other host's to choose.
+            for ms in std::iter::once(&mut path.rtt_ms).chain(&mut path.min_rtt_ms) {
+                // Not what is no number.
+                if *ms > MAX_RTT_MS {
+                    *ms = MAX_RTT_MS;
+                }
+            }
+        }
         let of_path = |path: &CarrierPath| {
             let refused = path.refused.unwrap_or(0);
             [Some(path.rtt_ms), path.min_rtt_ms]
                 .into_iter()
                 .flatten()
-                .all(|ms| (0.0..1e6).contains(&ms))
+                .all(|ms| (0.0..=MAX_RTT_MS).contains(&ms))
                 && path.delivered.unwrap_or(0) < MAX_BYTES
                 && path.sent.max(path.lost).max(refused) < MAX_PACKETS
         };
@@ -147,7 +158,16 @@ mod tests {
             ..CarrierPath::default()
         };
         assert!(read(Some(path), 5).is_some_and(|figures| figures.path == Some(path)));
-        for rtt_ms in [f64::NAN, -1.0, f64::INFINITY] {
+        for rtt_ms in [1e9, f64::INFINITY] {
+            let read = read(Some(CarrierPath { rtt_ms, ..path }), 5);
+            let rtt_ms = read.and_then(|figures| Some(figures.path?.rtt_ms));
+            assert_eq!(
+                rtt_ms,
+                Some(MAX_RTT_MS),
+                "the peer may have made it so long"
+            );
+        }
+        for rtt_ms in [f64::NAN, -1.0] {
             assert_eq!(read(Some(CarrierPath { rtt_ms, ..path }), 5), None);
             let min_rtt_ms = Some(rtt_ms);
             assert_eq!(read(Some(CarrierPath { min_rtt_ms, ..path }), 5), None);

@@ -48,6 +48,8 @@ const AHEAD: u32 = 16_384;
 /// Messages queued in the library that were not sent yet: enough to fill its congestion window, and
 /// few for new flows to wait behind.
 const BACKLOG: usize = 32;
+/// Maximum round-trip time that a PONG is believed.
+const MAX_RTT: Duration = Duration::from_secs(60);
 /// Receive queue of the association, packets and bytes,
 const WAITING: usize = 4096;
 const WAITING_BYTES: usize = 8 << 20;
@@ -581,6 +583,7 @@ impl Driver {
             (SctpMessage::Pong(number), _) => {
                 let then = Duration::from_micros(number);
                 let trip = self.began.elapsed().checked_sub(then);
+                let trip = trip.filter(|trip| *trip < MAX_RTT);
                 self.shared.figures.rtt.set(trip);
             }
             _ => return Err(Ended::Violation),
