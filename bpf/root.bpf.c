@@ -219,7 +219,9 @@ SEC("tcx/egress") int vtl_root_direct(struct __sk_buff *ctx) {
     __u32 *sid = bpf_map_lookup_elem(&vtl_callers, &cookie);
     struct vtl_session *s = sid ? vtl_session_at(*sid) : 0;
     if (s && s->ifindex == VTL_TUNNEL) {
-        vtl_env_notify(s, VTL_EV_SEND); /* vtld carries it over TCP */
+        /* vtld carries it over TCP. At most one pending, as in vtl_make_direct. */
+        if (!__sync_lock_test_and_set(&s->tx.event_pending, 1))
+            vtl_env_notify(s, VTL_EV_SEND);
     } else if (s) {
         ctx->cb[0] = *sid;
         bpf_tail_call(ctx, &vtl_out_direct, s->gid);

@@ -103,7 +103,9 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
     vtl_for(i, 0, VTL_MAX_WINDOW) {
         struct vtl_slot *entry = vtl_env_rx_slot(s, p->listed);
         struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
-        if (!entry || !slot)
+        /* Each packet is listed once, also where the application, whose ring it is, says otherwise.
+         */
+        if (!entry || !slot || p->listed >= s->rx.received)
             break;
         entry->stamp = seq;
         p->listed++;

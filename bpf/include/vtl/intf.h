@@ -151,7 +151,8 @@ enum vtl_control_mode {
 struct vtl_meter {
     __u64 received;
     __u64 min_rtt_ns; /* time of the sample in `min_rtt_us` */
-    __u32 min_rtt_us; /* minimum of the last VTL_MIN_RTT_MS; 0 = none */
+    __u32 min_rtt_us; /* minimum of the last VTL_MIN_RTT_MS; before the first sample what vtld knows
+                       * of the path from other connections; 0 = none */
     __u32 xid;        /* highest echoed */
     __u32 extra;      /* vtl_tx.extra at the latest update */
     __u32 arrived;    /* duplicates included, modulo 2^32 */

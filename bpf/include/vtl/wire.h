@@ -153,7 +153,8 @@ struct vtl_nego_param {
 
 struct vtl_nego {
     struct vtl_hdr h;   /* NEGO: sid and token are 0, or, at the responder, those wanted for early
-                         * data, or with VTL_F_SUCCEED those of the predecessor */
+                         * data, with VTL_F_SUCCEED those of the predecessor, or with a finish those
+                         * of the session whose handshake it finishes */
     __be64 token;       /* guard required in the peer's packets to us */
     __be64 peer_token;  /* answer: the initiator's token, as proof that its NEGO was seen */
     __be32 sid;         /* session index at the sender of this packet; answer: the responder's */

@@ -178,6 +178,13 @@ impl DataPlane {
         self.attached.insert(attachment.interface.index, attachment);
     }
 
+    /// Notes that an interface has another MTU.
+    pub fn resize(&mut self, index: u32, mtu: u32) {
+        if let Some(attachment) = self.attached.get_mut(&index) {
+            attachment.interface.mtu = mtu;
+        }
+    }
+
     /// Detaches the root programs from an interface.
     pub fn detach(&mut self, index: u32) {
         self.attached.remove(&index);

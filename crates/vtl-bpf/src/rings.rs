@@ -179,7 +179,10 @@ impl RingMaker {
                 (*index, [transmit, receive, scoreboard, events])
             })
             .collect();
-        install(&self.directories, &entries)?;
+        if let Err(error) = install(&self.directories, &entries) {
+            self.free.extend(made.iter().map(|(index, ..)| *index));
+            return Err(error);
+        }
         let set = |(index, slots, maps): (u32, u32, Maps)| {
             let [transmit, receive, _] = maps.arrays;
             RingSet {

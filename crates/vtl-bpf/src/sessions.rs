@@ -187,9 +187,14 @@ impl Session<'_> {
         });
         // This run serves all requests so far; later ones find the lock taken.
         if locked {
-            atomic!(AtomicU32, self.tx.event_pending).swap(0, Ordering::SeqCst);
+            self.take_event();
         }
         locked
+    }
+
+    /// Takes the application's event, before what it announces is served: the next one tells of itself.
+    pub fn take_event(&self) {
+        atomic!(AtomicU32, self.tx.event_pending).swap(0, Ordering::SeqCst);
     }
 
     /// Whether the application has to be woken; clears the flag.
@@ -270,6 +275,13 @@ impl Session<'_> {
         }
     }
 
+    /// Sets the path's minimum round-trip time, as other connections know it, unless there is a sample already.
+    pub fn suppose_min_rtt(&self, rtt: std::time::Duration) {
+        let min = atomic!(AtomicU32, self.tx.meter.min_rtt_us);
+        // Fails where there is one.
+        let _ = min.compare_exchange(0, supposed_rtt(rtt).0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// The smoothed round-trip time; 0 before the first sample.
     pub fn srtt(&self) -> std::time::Duration {
         let us = atomic!(AtomicU32, self.tx.srtt_us).load(Ordering::Relaxed);
@@ -279,7 +291,9 @@ impl Session<'_> {
     /// The minimum round-trip time of late, from acknowledgements. `None` before the first.
     pub fn measured_rtt(&self) -> Option<std::time::Duration> {
         let us = atomic!(AtomicU32, self.tx.meter.min_rtt_us).load(Ordering::Relaxed);
-        (us != 0).then(|| std::time::Duration::from_micros(us.into()))
+        // What was supposed has no time.
+        let at = atomic!(AtomicU64, self.tx.meter.min_rtt_ns).load(Ordering::Relaxed);
+        (us != 0 && at != 0).then(|| std::time::Duration::from_micros(us.into()))
     }
 
     /// Path measurements from acknowledgements.

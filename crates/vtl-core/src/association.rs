@@ -169,7 +169,7 @@ impl Association {
         if let Some(early) = self.early.take(id) {
             if let Some(limit) = early.limit {
                 // Confirming 0 bytes never fails.
-                let _ = entry.flow.send.confirmed(0, false, limit, false);
+                let _ = entry.flow.send.confirmed(0, false, limit, early.tolerant);
             }
             for chunk in early.chunks {
                 let len = chunk.bytes.len();
@@ -391,7 +391,7 @@ impl Association {
             return self.touch(flow);
         }
         let result = entry.flow.receive.bytes(offset, bytes);
-        entry.note_overtaken(carrier, &self.carriers);
+        entry.note_overtaken(carrier, offset, &self.carriers);
         if result.is_err() {
             self.reset(flow, ResetCode::Violation);
         }
@@ -471,7 +471,12 @@ impl Association {
                 };
                 self.keep_early(now_ns, flow, chunk);
             }
-            Frame::Confirm { flow, limit, .. } if !self.early.keep_credit(now_ns, flow, limit) => {
+            Frame::Confirm {
+                flow,
+                limit,
+                tolerant,
+                ..
+            } if !self.early.keep_credit(now_ns, flow, limit, tolerant) => {
                 self.reject(flow);
             }
             // The peer sends other states again once it knows the flow.

@@ -18,9 +18,12 @@ const MS: u64 = 1_000_000;
 pub const UNVALIDATED_NS: u64 = 5_000 * MS;
 /// Silence of an idle peer after which keepalive probes are sent (section 6).
 pub const KEEPALIVE_NS: u64 = 10_000 * MS;
+/// How long after a keepalive probe another one is asked for, if no timeout has counted meanwhile: the graft repeats
+/// it at each of its timeouts, the longest of which this is (section 5).
+const ASK_AGAIN_NS: u64 = 3_000 * MS;
 /// Silence after which a peer counts as dead, once [`DEAD_TIMEOUTS`] have passed, too (section 6).
 pub const DEAD_NS: u64 = 15_000 * MS;
-/// Minimum of unanswered probe timeouts, or keepalive probes, before a peer counts as dead.
+/// Minimum of unanswered probe timeouts and keepalive probes before a peer counts as dead.
 pub const DEAD_TIMEOUTS: u32 = 3;
 /// Maximum transmissions of CLOSE to a peer that does not answer (section 6).
 pub const CLOSE_TRIES: u32 = 5;
@@ -195,8 +198,10 @@ pub struct Lifecycle<N> {
     /// [`Observation::heard`] when the peer was last heard, and that time.
     heard: u64,
     heard_ns: u64,
-    /// Keepalive probes since then.
+    /// Keepalive probes since then,
     probes: u32,
+    /// and when the latest one was asked for.
+    asked_ns: u64,
 }
 
 impl<N> Lifecycle<N> {
@@ -218,6 +223,7 @@ impl<N> Lifecycle<N> {
             heard: 0,
             heard_ns: now,
             probes: 0,
+            asked_ns: 0,
         }
     }
 
@@ -386,13 +392,17 @@ impl<N> Lifecycle<N> {
             self.probes = 0;
         }
         let silent_ns = now.saturating_sub(self.heard_ns);
-        if silent_ns > DEAD_NS && seen.timeouts.max(self.probes) >= DEAD_TIMEOUTS {
+        if silent_ns > DEAD_NS && seen.timeouts.saturating_add(self.probes) >= DEAD_TIMEOUTS {
             return self.fail().map_or(Action::Nothing, Action::End);
         }
         // Packets in flight, or a probe under retransmission, elicit an answer already.
         let asks = seen.unacknowledged > 0 || seen.timeouts > 0;
-        let probe = silent_ns > KEEPALIVE_NS && !asks;
-        self.probes += u32::from(probe);
+        let is_asked = self.probes > 0 && now.saturating_sub(self.asked_ns) < ASK_AGAIN_NS;
+        let probe = silent_ns > KEEPALIVE_NS && !asks && !is_asked;
+        if probe {
+            self.probes += 1;
+            self.asked_ns = now;
+        }
         Action::Watch { heard, probe }
     }
 

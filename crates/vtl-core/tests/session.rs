@@ -363,6 +363,11 @@ fn keepalive__begins_after_10_s_of_silence() {
     assert!(!session.is_probing());
     assert_eq!(session.poll(T + KEEPALIVE_NS + 1, &seen()), PROBE);
     assert!(session.is_probing());
+    // The graft repeats it, at its timeouts.
+    for after in [100 * MS, 2_900 * MS] {
+        assert_eq!(session.poll(T + KEEPALIVE_NS + after, &seen()), WATCH);
+    }
+    assert_eq!(session.poll(T + KEEPALIVE_NS + 3_001 * MS, &seen()), PROBE);
     // An acknowledgement is enough.
     let heard = Observation { heard: 1, ..seen() };
     let now = T + KEEPALIVE_NS + 2;
@@ -423,17 +428,24 @@ fn death__counts_keepalive_probes_that_were_not_sent_as_timeouts_too() {
     let failed = end(Farewell::Nothing, EndReason::Failed);
     let mut session = open();
     let mut now = T + KEEPALIVE_NS + 1;
+    // A graft without timeouts is asked again by the session.
     for _ in 0..DEAD_TIMEOUTS {
         assert_eq!(session.poll(now, &seen()), PROBE);
-        now += 100 * MS;
+        now += 3_000 * MS;
     }
-    assert_eq!(session.poll(T + DEAD_NS, &seen()), PROBE);
-    assert_eq!(session.poll(T + DEAD_NS + 1, &seen()), Action::End(failed));
+    assert_eq!(session.poll(now, &seen()), Action::End(failed));
+    // One with them counts them, and both are three.
+    let mut session = open();
+    assert_eq!(session.poll(T + KEEPALIVE_NS + 1, &seen()), PROBE);
+    let timed_out = |timeouts| Observation { timeouts, ..seen() };
+    assert_eq!(session.poll(T + DEAD_NS + 1, &timed_out(1)), WATCH);
+    assert_eq!(
+        session.poll(T + DEAD_NS + 1, &timed_out(2)),
+        Action::End(failed)
+    );
     // Who is heard in time lives.
     let mut session = open();
-    for _ in 0..DEAD_TIMEOUTS {
-        assert_eq!(session.poll(T + DEAD_NS, &seen()), PROBE);
-    }
+    assert_eq!(session.poll(T + DEAD_NS, &seen()), PROBE);
     let heard = Observation { heard: 1, ..seen() };
     assert_eq!(session.poll(T + DEAD_NS + 1, &heard), HEARD);
 }

@@ -286,9 +286,9 @@ impl Trust {
             other => other.map_err(|e| failed("read", folder, e))?,
         };
         let mut paths: Vec<PathBuf> = entries
-            .take(MAX_KEYS)
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| path.extension().is_some_and(|e| e == "pub"))
+            .take(MAX_KEYS)
             .collect();
         paths.sort();
         let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;

@@ -171,6 +171,9 @@ impl Revocations {
     pub fn add(folder: &Path, revocation: Revocation) -> Result<PathBuf> {
         let owner = fs::metadata(folder).map_err(|e| failed("read", folder, e))?;
         let path = folder.join(FILE);
+        // Nobody else changes the list meanwhile.
+        let lock = fs::File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
+        let _lock = lock.map_err(|e| failed("lock", folder, e))?;
         let mut list = read(&path, owner.uid())?;
         match revocation {
             Revocation::Key(key) => {
@@ -186,6 +189,8 @@ impl Revocations {
         }
         let text = toml::to_string(&list).expect("no maps with other keys than text");
         let draft = folder.join(format!(".{FILE}.{}", std::process::id()));
+        // What a process with this number has left when it was killed.
+        let _ = fs::remove_file(&draft);
         let written = fs::OpenOptions::new()
             .write(true)
             .create_new(true)

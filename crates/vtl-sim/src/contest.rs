@@ -35,6 +35,10 @@ pub struct Flow {
     pub before: Before,
     /// Round-trip time in addition to the link's, of the flow's own way to the bottleneck.
     pub access: Nanos,
+    /// Time that the handshake spent in the bottleneck's queue.
+    pub handshake_queued: Nanos,
+    /// Whether other connections know the path's minimum round trip.
+    pub is_known: bool,
 }
 
 /// Traffic of a flow before its bulk: some packets at once, then small answers, one at a time.
@@ -73,6 +77,8 @@ impl Flow {
             packets: u64::MAX / 2,
             before: Before::default(),
             access: 0,
+            handshake_queued: 0,
+            is_known: false,
         }
     }
 
@@ -104,6 +110,8 @@ pub struct Contest {
     pub until: Nanos,
     /// Capacity of each session's rings, packets.
     pub slots: u32,
+    /// Packets of no flow that the bottleneck's queue holds at the beginning.
+    pub foreign: u64,
 }
 
 /// Result.
@@ -137,6 +145,7 @@ enum Load {
     Vtl(Vec<u8>),
     Segment(u64),
     Acknowledgement(u64),
+    Foreign,
 }
 
 #[derive(Clone, Debug)]
@@ -150,7 +159,7 @@ impl Frame for Packet {
     fn link_bytes(&self) -> u64 {
         match &self.load {
             Load::Vtl(bytes) => (bytes.len() - ip::field::IP) as u64,
-            Load::Segment(_) => SEGMENT,
+            Load::Segment(_) | Load::Foreign => SEGMENT,
             Load::Acknowledgement(_) => 64,
         }
     }
@@ -207,6 +216,7 @@ impl Contest {
             measure_from: until / 4,
             until,
             slots: 8192,
+            foreign: 0,
         }
     }
 
@@ -226,9 +236,11 @@ impl Contest {
         let params = [Params::down(&self.link), Params::up(&self.link)];
         let party = |(i, flow): (usize, &Flow)| match flow.kind {
             Kind::Vtl => {
+                let rtt_us = (self.link.rtt_ms * 1000.0) as u32 + (flow.access / 1000) as u32;
                 let config = SessionConfig {
                     slots: self.slots,
-                    rtt_us: (self.link.rtt_ms * 1000.0) as u32 + (flow.access / 1000) as u32,
+                    rtt_us: rtt_us + (flow.handshake_queued / 1000) as u32,
+                    known_us: if flow.is_known { rtt_us } else { 0 },
                     ..Default::default()
                 };
                 Party::Vtl(Box::new(Pair::new(&config, flow.start, i as u64)))
@@ -262,6 +274,9 @@ impl Run<'_> {
         let mut ends = vec![0; self.parties.len()];
         let mut changes = self.contest.changes.iter().peekable();
         let mut measuring = false;
+        for _ in 0..self.contest.foreign {
+            self.push(0, 0, Load::Foreign);
+        }
         while self.now < self.contest.until && ends.contains(&0) {
             if !measuring && self.now >= self.contest.measure_from {
                 measuring = true;

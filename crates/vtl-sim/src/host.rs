@@ -33,6 +33,8 @@ pub struct SessionConfig {
     pub first_xid: u32,
     /// Round trip of the handshake, microseconds; 0 if unknown.
     pub rtt_us: u32,
+    /// The path's minimum round trip, as other connections know it, microseconds; 0 if unknown.
+    pub known_us: u32,
 }
 
 impl Default for SessionConfig {
@@ -45,6 +47,7 @@ impl Default for SessionConfig {
             ipv6: false,
             first_xid: 1,
             rtt_us: 0,
+            known_us: 0,
         }
     }
 }
@@ -165,6 +168,7 @@ impl Host {
         s.tx.xid = config.first_xid;
         s.tx.acked_xid = config.first_xid.wrapping_sub(1);
         s.tx.meter.xid = s.tx.acked_xid;
+        s.tx.meter.min_rtt_us = config.known_us;
         if config.rtt_us != 0 {
             s.tx.srtt_us = config.rtt_us;
             s.tx.rttvar_us = config.rtt_us / 2;

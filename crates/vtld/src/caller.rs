@@ -66,7 +66,7 @@ impl Caller {
     /// it may have executed a program with another's rights.
     ///
     /// # Errors
-    /// It is not, or is not in our PID namespace or one below.
+    /// It has ended, or is not directly in our PID namespace.
     pub(crate) fn process(&self) -> Result<u32, String> {
         // Processes in PID namespaces below ours have further PIDs; those elsewhere have 0.
         let pid = match self.numbers()[..] {

@@ -10,7 +10,7 @@ use std::{
     io::{self, Read},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::{MetadataExt, PermissionsExt, chown},
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown},
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -105,6 +105,13 @@ impl Control {
         if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        let other = |file: fs::Metadata| !file.file_type().is_socket();
+        if fs::symlink_metadata(path).is_ok_and(other) {
+            bail!(
+                "{} is no socket, and would be replaced: choose another --socket",
+                path.display()
+            );
         }
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -227,16 +227,17 @@ pub fn leave(
     rules: &RulesManager,
 ) -> io::Result<usize> {
     let mut outgoing = Outgoing::new(to);
-    let hooker = hooker.hand_over(&mut outgoing)?;
+    let mut hooked = hooker.hand_over(&mut outgoing)?;
     let outgoing = Arc::new(Mutex::new(outgoing));
     let flows = broker.flows().hand_over(&outgoing);
     // The thread of flows has ended, and its clone with it.
     let outgoing = Arc::into_inner(outgoing).ok_or(io::ErrorKind::BrokenPipe)?;
     let outgoing = outgoing.into_inner();
-    let outgoing = outgoing.unwrap_or_else(PoisonError::into_inner);
+    let mut outgoing = outgoing.unwrap_or_else(PoisonError::into_inner);
+    hooker.hand_over_proxied(&mut outgoing, &mut hooked)?;
     let handover = Handover {
         format: FORMAT,
-        hooker,
+        hooker: hooked,
         flows,
         rules: rules.leave(),
     };

@@ -1,7 +1,7 @@
 //! VTL's daemon as a library: what the binary `vtld` is made of.
 //!
 //! - [`hooker`]: captures unmodified applications' connections;
-//! - [`broker`]: opens sessions with peers and moves the bytes;
+//! - [`broker`]: opens sessions with peers, and runs their egress;
 //! - `flows`: carries captured connections, over sessions or by carriers that are not grafts, such as QUIC;
 //! - [`selection`]: the carrier `auto`, which the daemon chooses by path and application;
 //! - [`netmon`]: the state of the paths to other hosts, by what connections count;

@@ -138,7 +138,9 @@ impl RulesManager {
         manager.inherit(left);
         match stacks.and_then(|_| manager.reload_rules(&mut manager.lock())) {
             // Keep the connections taken over.
-            Err(error) if is_heir => tracing::error!(%error, "rules: none are in force"),
+            Err(error) if is_heir => {
+                tracing::error!(%error, "rules: only inherited ones are in force");
+            }
             read => drop(read?),
         }
         let watcher = Arc::downgrade(&manager);
@@ -175,6 +177,9 @@ impl RulesManager {
         let wrong = |wrong: Wrong| format!("{}:{wrong}", self.path.display());
         let installed = state.installed.clone();
         let mut rules = state.rules[..installed.len()].to_vec();
+        // Their stacks may have gone.
+        let carried = self.check_carriers(&rules);
+        carried.map_err(|wrong| format!("an installed rule: {}", wrong.text))?;
         let of_file = self.parse(&text, &rules).map_err(wrong)?;
         rules.extend(of_file);
         self.apply(state, rules, installed).map_err(wrong)

@@ -17,8 +17,10 @@ const EARLY_NS: u64 = 4_000_000_000;
 pub(super) struct Early {
     pub(super) since: u64,
     pub(super) chunks: Vec<EarlyChunk>,
-    /// Credit in a CONFIRM: the peer knows the flow.
+    /// Credit in a CONFIRM: the peer knows the flow,
     pub(super) limit: Option<u64>,
+    /// and whether it marks the flow loss-tolerant.
+    pub(super) tolerant: bool,
 }
 
 impl Early {
@@ -73,16 +75,25 @@ impl EarlyFlows {
                 since: now_ns,
                 chunks: Vec::new(),
                 limit: None,
+                tolerant: false,
             };
             *cost += early.cost();
             early
         })
     }
 
-    /// Stores credit, without which the flow's first bytes would wait. False if the memory limit is exceeded.
-    pub(super) fn keep_credit(&mut self, now_ns: u64, id: FlowId, limit: u64) -> bool {
+    /// Stores credit, without which the flow's first bytes would wait, and the mark. False if the memory limit is
+    /// exceeded.
+    pub(super) fn keep_credit(
+        &mut self,
+        now_ns: u64,
+        id: FlowId,
+        limit: u64,
+        tolerant: bool,
+    ) -> bool {
         let early = self.entry(now_ns, id);
         early.limit = early.limit.max(Some(limit));
+        early.tolerant |= tolerant;
         self.cost <= MAX_EARLY
     }
 

@@ -84,7 +84,7 @@ impl Entry {
                 ..
             } => {
                 let result = self.chunk(offset, bytes, fin, urgent);
-                self.note_overtaken(carrier, carriers);
+                self.note_overtaken(carrier, offset, carriers);
                 result
             }
             Frame::Confirm {
@@ -165,14 +165,15 @@ impl Entry {
             .or_else(|| reliable.next().map(|(id, _)| *id))
     }
 
-    /// Counts a chunk of an unreliable carrier that has overtaken a gap.
+    /// Counts a chunk of an unreliable carrier, at this offset, if it has overtaken a gap.
     pub(super) fn note_overtaken(
         &mut self,
         carrier: CarrierId,
+        offset: u64,
         carriers: &BTreeMap<CarrierId, Carrier>,
     ) {
         if carriers.get(&carrier).is_some_and(|carrier| carrier.loses) {
-            self.flow.receive.note_overtaken();
+            self.flow.receive.note_overtaken(offset);
         }
     }
 

@@ -274,9 +274,9 @@ impl ReceiveHalf {
     }
 
     /// Counts a chunk of an unreliable carrier that arrived beyond the first gap; skips the gap at the
-    /// reordering threshold.
-    pub fn note_overtaken(&mut self) {
-        let Some(piece) = self.pieces.first() else {
+    /// reordering threshold. One that was late, or has filled a part of the gap, says nothing of it.
+    pub fn note_overtaken(&mut self, offset: u64) {
+        let Some(piece) = self.pieces.first().filter(|first| offset >= *first) else {
             return;
         };
         let (at, count) = &mut self.losses.overtaken;

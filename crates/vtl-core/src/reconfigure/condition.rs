@@ -272,7 +272,7 @@ fn quantity(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fm
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
     /// It is longer than any needs to be.
-    #[error("a condition has at most {MAX_TEXT} characters")]
+    #[error("a condition, a time or a rate has at most {MAX_TEXT} bytes")]
     TooLong,
     /// There is nothing, or not what belongs there.
     #[error("{found}, where {wanted} belongs: write a condition like \"rtt >= 300ms for 200ms\"")]
@@ -312,15 +312,20 @@ fn names() -> String {
     Figure::ALL.map(Figure::name).join(", ")
 }
 
+/// The words of a text that is not too long.
+fn words(text: &str) -> Result<Words<'_>, ConditionError> {
+    match text.len() <= MAX_TEXT {
+        true => Ok(Words(text)),
+        false => Err(ConditionError::TooLong),
+    }
+}
+
 impl FromStr for Condition {
     type Err = ConditionError;
 
     /// Parses comparisons with "and" between them, and perhaps "for" and a time behind them.
     fn from_str(text: &str) -> Result<Self, ConditionError> {
-        if text.len() > MAX_TEXT {
-            return Err(ConditionError::TooLong);
-        }
-        let mut words = Words(text);
+        let mut words = words(text)?;
         let mut terms = Vec::new();
         let mut hold = Duration::ZERO;
         loop {
@@ -351,7 +356,7 @@ impl FromStr for Condition {
 /// # Errors
 /// One sentence: what is wrong, and what is allowed.
 pub fn parse_time(text: &str) -> Result<Duration, ConditionError> {
-    let mut words = Words(text.get(..MAX_TEXT).unwrap_or(text));
+    let mut words = words(text)?;
     let micros = words.quantity("a time", &TIMES, MAX_TIME)?;
     match words.take() {
         None => Ok(Duration::from_micros(micros)),
@@ -364,7 +369,7 @@ pub fn parse_time(text: &str) -> Result<Duration, ConditionError> {
 /// # Errors
 /// One sentence: what is wrong, and what is allowed.
 pub fn parse_rate(text: &str) -> Result<u64, ConditionError> {
-    let mut words = Words(text.get(..MAX_TEXT).unwrap_or(text));
+    let mut words = words(text)?;
     let bits = words.quantity("a rate", &SHORT_RATES, MAX_RATE)?;
     match words.take() {
         None => Ok(bits),

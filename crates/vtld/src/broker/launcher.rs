@@ -2,7 +2,7 @@
 //! attaching to interfaces. The broker's thread opens and ends sessions meanwhile.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -54,8 +54,8 @@ enum Order {
     },
     /// Read the pool's directory again, for this question.
     Read(Question),
-    /// Attach to interfaces other than these.
-    Interfaces(BTreeSet<u32>),
+    /// Attach to interfaces other than these, whose MTUs these are.
+    Interfaces(BTreeMap<u32, u32>),
 }
 
 /// Result of an order.
@@ -74,9 +74,10 @@ pub(super) enum News {
         host_pool: Result<Pool, String>,
         question: Question,
     },
-    /// Interfaces with newly attached root programs, and those that have gone.
+    /// Interfaces with newly attached root programs, those that have another MTU, with that, and those that have gone.
     Interfaces {
         new: Vec<Attachment>,
+        resized: Vec<(u32, u32)>,
         gone: Vec<u32>,
     },
 }
@@ -183,8 +184,8 @@ impl Launcher {
         self.order(Order::Read(question));
     }
 
-    /// Attaches to interfaces that are not `known`. [`News::Interfaces`] follows.
-    pub(super) fn look(&mut self, known: BTreeSet<u32>) {
+    /// Attaches to interfaces that are not `known`, by their MTUs. [`News::Interfaces`] follows.
+    pub(super) fn look(&mut self, known: BTreeMap<u32, u32>) {
         self.changed = self.looking;
         if !self.looking {
             self.looking = true;
@@ -341,13 +342,13 @@ impl Workshop {
         ))
     }
 
-    fn look(&self, known: &BTreeSet<u32>) -> News {
+    fn look(&self, known: &BTreeMap<u32, u32>) -> News {
         let there = netdev::interfaces().unwrap_or_else(|error| {
             tracing::warn!(%error, "interfaces: cannot list them");
             Vec::new()
         });
         self.move_fence();
-        let is_new = |i: &&Interface| !known.contains(&i.index) && self.scope.has(&i.name);
+        let is_new = |i: &&Interface| !known.contains_key(&i.index) && self.scope.has(&i.name);
         let attach = |i: &Interface| {
             let attached = self.loader.attach(i, self.ingress);
             // The interface may have gone again.
@@ -357,9 +358,12 @@ impl Workshop {
         };
         // Or renamed.
         let gone = |index: &u32| !self.scope.has_index(*index);
+        let is_resized = |i: &&Interface| known.get(&i.index).is_some_and(|mtu| *mtu != i.mtu);
+        let resized = there.iter().filter(is_resized);
         News::Interfaces {
             new: there.iter().filter(is_new).filter_map(attach).collect(),
-            gone: known.iter().copied().filter(gone).collect(),
+            resized: resized.map(|i| (i.index, i.mtu)).collect(),
+            gone: known.keys().copied().filter(gone).collect(),
         }
     }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use libbpf_rs::{
-    AsRawLibbpf, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramMut,
-    RingBuffer, RingBufferBuilder,
+    AsRawLibbpf, ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject,
+    ProgramMut, RingBuffer, RingBufferBuilder,
 };
 
 use nix::{
@@ -366,13 +366,22 @@ impl Maps {
     }
 
     /// Makes the application that accepts the connection with these ends, vtld's first, see `client` as its peer.
+    /// False: an earlier connection with these ends has yet to be accepted.
     pub(super) fn show_client(
         &self,
         ends: [SocketAddr; 2],
         client: SocketAddr,
-    ) -> Result<(), HookerError> {
+    ) -> Result<bool, HookerError> {
         let (ends, client) = (abi::ends(ends), abi::endpoint(client));
-        put(&self.pairs, "vtl_pairs", bytes_of(&ends), bytes_of(&client))
+        let (key, value) = (bytes_of(&ends), bytes_of(&client));
+        match self.pairs.update(key, value, MapFlags::NO_EXIST) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(source) => Err(HookerError::Map {
+                map: "vtl_pairs",
+                source,
+            }),
+        }
     }
 
     /// The ends of connections whose client address was set and that are not accepted yet.

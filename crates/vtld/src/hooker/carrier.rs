@@ -235,6 +235,7 @@ impl FromStr for Carrier {
             !name.is_empty() && name.len() < VTL_CC_NAME_MAX as usize && name.chars().all(fits)
         };
         match text.split_once(':') {
+            None if text == "best" => Ok(Self::Best),
             None if text == "tcp" => Ok(Self::Plain),
             None if text == "auto" => Ok(Self::Auto(Bounds::default())),
             None if text == "multipath" => Ok(Self::Multipath(Scheduler::default())),
@@ -263,7 +264,7 @@ impl FromStr for Carrier {
             },
             Some(("stack", spec)) if let Ok(spec) = spec.parse() => Ok(Self::Stack(spec)),
             _ => Err(format!(
-                "there is no carrier \"{}\": name auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
+                "there is no carrier \"{}\": name best, auto, tcp, tcp:CONTROL (tcp:cubic), graft:NAME \
                  (graft:cubic), multipath, multipath:SCHEDULER (multipath:redundant), stack:NAME (stack:udp-plus?rate=20), {} or, for flows that may lose something, {}",
                 text.escape_debug(),
                 Kind::NAMED.map(Kind::name).join(", "),
@@ -771,7 +772,6 @@ mod tests {
             "tcp:a/b",
             "tcp:a b",
             "tcp:sixteen-letters-",
-            "best",
             "TCP",
             "multipath:",
             "multipath:fastest",

@@ -130,7 +130,7 @@ impl Inherited {
 }
 
 impl Hooker {
-    /// Stops capture and steering, and hands the state over. Drop does the rest.
+    /// Stops capture and steering, and hands the state over, all but what is proxied. Drop does the rest.
     ///
     /// # Errors
     /// Out of file descriptors.
@@ -158,20 +158,6 @@ impl Hooker {
             Some(outgoing.put(&map).map(|place| (name.to_owned(), place)))
         });
         let maps = maps.collect::<io::Result<_>>()?;
-        let mut proxied = Vec::new();
-        for PairLeft { sides, shown } in shared.proxy.leave() {
-            let mut side = |(socket, pending, urgent): (TcpStream, Bytes, bool)| {
-                let socket = outgoing.put(&socket)?;
-                Ok::<_, io::Error>(Side {
-                    socket,
-                    pending,
-                    urgent,
-                })
-            };
-            let [a, b] = sides;
-            let sides = [side(a)?, side(b)?];
-            proxied.push(Proxied { sides, shown });
-        }
         let put = |listener: &TcpListener| outgoing.put(listener);
         let all = capture
             .iter()
@@ -196,8 +182,34 @@ impl Hooker {
             hooks,
             wishes: shared.hooks().wishes(),
             groups,
-            proxied,
+            proxied: Vec::new(),
         })
+    }
+
+    /// Stops proxying, and hands its connections over as well: behind the flows, some of which may have become such until
+    /// then.
+    ///
+    /// # Errors
+    /// Out of file descriptors.
+    pub(crate) fn hand_over_proxied(
+        &self,
+        outgoing: &mut Outgoing,
+        handover: &mut Handover,
+    ) -> io::Result<()> {
+        for PairLeft { sides, shown } in self.handle.shared.proxy.leave() {
+            let mut side = |(socket, pending, urgent): (TcpStream, Bytes, bool)| {
+                let socket = outgoing.put(&socket)?;
+                Ok::<_, io::Error>(Side {
+                    socket,
+                    pending,
+                    urgent,
+                })
+            };
+            let [a, b] = sides;
+            let sides = [side(a)?, side(b)?];
+            handover.proxied.push(Proxied { sides, shown });
+        }
+        Ok(())
     }
 
     /// Restores the hooks and proxied connections of a former daemon, and begins. Those that fail are logged and

@@ -201,27 +201,35 @@ impl Clients {
             self.turns[family] = port;
             let end = SocketAddr::new(ip, port);
             if !self.ports.reserved(port) && self.ends.get(&end).is_none_or(|end| !end.live) {
-                self.last += 1;
-                let generation = self.last;
-                let entry = End {
-                    generation,
-                    live: true,
-                    dest: Some(dest),
-                };
-                self.ends.insert(end, entry);
-                return Some((end, generation));
+                return Some((end, self.enter(end, true, Some(dest))));
             }
         }
         None
     }
 
+    /// Frees an end that no connection was made from.
+    fn abandon(&mut self, end: SocketAddr, generation: u64) {
+        if self
+            .ends
+            .get(&end)
+            .is_some_and(|entry| entry.generation == generation)
+        {
+            self.ends.remove(&end);
+        }
+    }
+
     /// Registers an end handed over by a former daemon. Returns its generation.
-    fn adopt(&mut self, end: SocketAddr, live: bool) -> u64 {
+    fn adopt(&mut self, end: SocketAddr) -> u64 {
+        let dest = self.ends.get(&end).and_then(|inherited| inherited.dest);
+        self.enter(end, true, dest)
+    }
+
+    fn enter(&mut self, end: SocketAddr, live: bool, dest: Option<SocketAddr>) -> u64 {
         self.last += 1;
         let entry = End {
             generation: self.last,
             live,
-            dest: None,
+            dest,
         };
         self.ends.insert(end, entry);
         self.last
@@ -230,7 +238,7 @@ impl Clients {
     /// Registers the entries of a former daemon's map of client addresses: they expire after [`LINGER`] unless adopted.
     pub(super) fn inherit(&mut self, connections: impl IntoIterator<Item = [SocketAddr; 2]>) {
         for [end, dest] in connections {
-            let generation = self.adopt(end, false);
+            let generation = self.enter(end, false, Some(dest));
             self.linger(end, generation, Some(dest));
         }
     }
@@ -377,19 +385,21 @@ pub(super) fn connect_local_app(
             let Some((end, generation)) = shared.clients().take(from, dest) else {
                 break;
             };
-            let guard = ClientAddressGuard {
-                shared: Arc::downgrade(shared),
-                end,
-                generation,
+            let error = match connect_from(shared, end, dest, client) {
+                Ok(stream) => {
+                    let guard = ClientAddressGuard {
+                        shared: Arc::downgrade(shared),
+                        end,
+                        generation,
+                    };
+                    return Ok((stream, guard));
+                }
+                Err(error) => error,
             };
-            match connect_from(shared, end, dest, client) {
-                Ok(stream) => return Ok((stream, guard)),
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL)
-                    ) => {}
-                Err(error) => return Err(error),
+            shared.clients().abandon(end, generation);
+            let is_taken = [libc::EADDRINUSE, libc::EADDRNOTAVAIL].map(Some);
+            if !is_taken.contains(&error.raw_os_error()) {
+                return Err(error);
             }
         }
     }
@@ -401,7 +411,7 @@ pub(super) fn adopt(shared: &Arc<Shared>, end: SocketAddr) -> ClientAddressGuard
     ClientAddressGuard {
         shared: Arc::downgrade(shared),
         end,
-        generation: shared.clients().adopt(end, true),
+        generation: shared.clients().adopt(end),
     }
 }
 
@@ -414,16 +424,15 @@ fn connect_from(
     let socket = sock::tcp(dest.ip())?;
     sock::tune_local(&socket)?;
     sock::bind(&socket, end, true)?;
-    shared
-        .maps
-        .show_client([end, dest], client)
-        .map_err(io::Error::other)?;
     let cookie = sock::cookie(&socket)?;
-    shared.maps.own(cookie, None).map_err(io::Error::other)?;
-    let connected = sock::connect(&socket, dest);
+    let shown = shared.maps.show_client([end, dest], client);
+    if !shown.map_err(io::Error::other)? {
+        return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+    }
+    let owned = shared.maps.own(cookie, None).map_err(io::Error::other);
+    let connected = owned.and_then(|()| sock::connect(&socket, dest));
     shared.maps.disown(cookie);
     if connected.is_err() {
-        // The ends may belong to another connection.
         shared.maps.hide_client([end, dest]);
     }
     connected.map(|()| socket.into())
@@ -527,9 +536,14 @@ mod tests {
         // Ends of a former daemon: one that is not adopted, and one that is.
         clients.inherit([[end, DEST]]);
         assert_eq!(clients.expire(later()), [[end, DEST]]);
-        let generation = clients.adopt(end, true);
+        clients.inherit([[end, DEST]]);
+        let generation = clients.adopt(end);
+        assert!(clients.expire(later()).is_empty(), "adopted");
         clients.leave(end, generation);
-        assert!(clients.expire(later()).is_empty());
+        assert_eq!(clients.expire(later()), [[end, DEST]]);
+        let generation = clients.adopt(end);
+        clients.leave(end, generation);
+        assert!(clients.expire(later()).is_empty(), "nobody knows where to");
     }
 
     #[test]

@@ -314,7 +314,15 @@ impl Files {
         };
         let text = toml::to_string(&written).map_err(|error| error.to_string())?;
         let head = "# Keys of hosts that this one has connected to: vtl peer.\n\n";
-        replace(&path, &format!("{head}{text}"))
+        let text = format!("{head}{text}");
+        if text.len() as u64 > MAX_FILE {
+            return Err(format!(
+                "{} would be longer than {} MiB: give peers shorter lists of ports, or forget those that are gone",
+                path.display(),
+                MAX_FILE >> 20
+            ));
+        }
+        replace(&path, &text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         Ok(result)
     }

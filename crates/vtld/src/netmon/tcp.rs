@@ -132,10 +132,15 @@ fn other_host(connection: &TcpStream) -> io::Result<Option<IpAddr>> {
     Ok((peer != own && !peer.is_loopback()).then_some(peer))
 }
 
+/// A difference of counters; 0 where it is negative, as a network that duplicates packets makes it.
+fn at_least_0(difference: u32) -> u32 {
+    u32::try_from(difference as i32).unwrap_or(0)
+}
+
 /// The counters as a carrier's.
 fn path_of(info: &libc::tcp_info) -> CarrierPath {
     // Retransmissions that the peer already had (RFC 2883) were not lost.
-    let lost = info.tcpi_total_retrans.wrapping_sub(info.tcpi_dsack_dups);
+    let lost = at_least_0(info.tcpi_total_retrans.wrapping_sub(info.tcpi_dsack_dups));
     // In order, and behind a gap (RFC 2018).
     let behind = u64::from(info.tcpi_sacked) * u64::from(info.tcpi_snd_mss);
     CarrierPath {
@@ -179,7 +184,7 @@ pub(crate) fn mptcp() -> impl Fn(&TcpStream) -> Option<(Instant, CarrierPath)> {
         let counters = watch.borrow_mut().counters(now, &info);
         let path = CarrierPath {
             app_limited: Some(counters.bound == Bound::Application),
-            lost: counters.lost.into(),
+            lost: at_least_0(counters.lost).into(),
             ..path_of(&info)
         };
         Some((now, path))

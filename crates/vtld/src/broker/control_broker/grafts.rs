@@ -56,7 +56,10 @@ impl ControlBroker {
                     host_pool,
                     question,
                 } => self.answer(host_pool, question),
-                News::Interfaces { new, gone } => self.use_interfaces(new, &gone),
+                News::Interfaces { new, resized, gone } => {
+                    self.resize_interfaces(&resized);
+                    self.use_interfaces(new, &gone);
+                }
             }
         }
     }

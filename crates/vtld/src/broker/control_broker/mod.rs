@@ -98,8 +98,17 @@ pub(super) struct ControlBroker {
 impl ControlBroker {
     /// Has the launcher attach the root programs to new interfaces.
     fn find_interfaces(&mut self) {
-        let known = self.plane.attached().keys().copied().collect();
-        self.launcher.look(known);
+        let attached = self.plane.attached().values();
+        let known = attached.map(|Attachment { interface, .. }| (interface.index, interface.mtu));
+        self.launcher.look(known.collect());
+    }
+
+    /// Follows MTUs: frames that shards have made for the former one would be too short for sessions opened from now on.
+    fn resize_interfaces(&mut self, resized: &[(u32, u32)]) {
+        for (index, mtu) in resized {
+            self.plane.resize(*index, *mtu);
+            self.shards.interface(*index, Some(*mtu));
+        }
     }
 
     fn use_interfaces(&mut self, new: Vec<Attachment>, gone: &[u32]) {

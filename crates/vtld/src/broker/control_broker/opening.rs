@@ -1,6 +1,6 @@
 //! Session set-up: what both roles share. The initiator is in `initiating`, the responder in `responding`.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use vtl_control::What;
 use vtl_core::{mtud::SessionPath, session::Lifecycle};
@@ -31,6 +31,9 @@ const CROWD: usize = 16;
 /// Sessions from which on each starts with at most its share of the memory for rings, so that the maximum
 /// number of sessions fits.
 const MANY: usize = 256;
+
+/// Maximum age of what connections tell of a path while they run.
+const RUNNING: Duration = Duration::from_secs(10);
 
 impl ControlBroker {
     /// Slots to use with this peer, at most `most`; `None` if the path is unknown.
@@ -182,12 +185,19 @@ impl ControlBroker {
             .ok()
     }
 
+    /// The minimum round-trip time of a session's path, as connections that run know it.
+    pub(super) fn known_rtt(&self, session: &Session) -> Option<Duration> {
+        let metrics = self.monitor.recent(session.peer, RUNNING)?;
+        metrics.min_rtt.filter(|_| !session.is_beside)
+    }
+
     /// Opens the session for the kernel's programs.
     pub(super) fn establish(&mut self, sid: u32, established: &Established) -> Result<(), String> {
         let session = self.sessions.get(sid).ok_or("the session has gone")?;
         if let Some(rtt) = established.rtt.filter(|_| !session.is_beside) {
             self.peers.note_rtt(session.peer, rtt);
         }
+        let known = self.known_rtt(session);
         let slots = self.usable_slots(session);
         let session = self.sessions.get_mut(sid).expect("still there");
         if session.lifecycle.is_initiator() {
@@ -197,7 +207,7 @@ impl ControlBroker {
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {
-            session::fill(s, established);
+            session::fill(s, established, known);
             s.slots = slots;
         });
         entry.set_state(intf::VTL_OPEN);

@@ -13,6 +13,7 @@ use super::{
     super::raw::{Received, Via},
     ControlBroker,
 };
+use crate::network::admits;
 
 impl ControlBroker {
     /// Handles an event of a connection with another daemon.
@@ -52,7 +53,9 @@ impl ControlBroker {
         let packet = match Packet::parse(&received.bytes) {
             Ok(packet) => packet,
             Err(error) => {
-                if let Some(nack) = nego::refuse_version(&received.bytes) {
+                if admits(&self.config.from, received.from)
+                    && let Some(nack) = nego::refuse_version(&received.bytes)
+                {
                     self.send_back(&nack, &received);
                 }
                 tracing::debug!(%error, from = %received.from, "session: malformed control packet dropped");

@@ -329,12 +329,16 @@ impl ControlBroker {
                 .note_encapsulation(peer, entry.encapsulation(), now_ns());
         }
         let slots = self.usable_slots(session);
+        let known = self.known_rtt(session);
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
         let Some(entry) = self.plane.sessions().get(sid) else {
             return;
         };
+        if let Some(known) = known {
+            entry.suppose_min_rtt(known);
+        }
         if let Some(rtt) = rtt {
             entry.suppose_rtt(rtt);
             if slots > session.slots {

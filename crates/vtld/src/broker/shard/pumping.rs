@@ -51,6 +51,7 @@ impl Worker {
                 continue;
             }
             if ifindex == VTL_TUNNEL {
+                entry.take_event();
                 self.news.tell(News::ByTcp(sid));
                 continue;
             }

@@ -5,9 +5,12 @@
 use std::{os::fd::AsRawFd, sync::Arc};
 
 use io_uring::{IoUring, opcode, squeue, types::Fixed};
-use nix::sys::{
-    eventfd::EventFd,
-    resource::{Resource, getrlimit},
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::{
+        eventfd::EventFd,
+        resource::{Resource, getrlimit},
+    },
 };
 
 /// Maximum wake-ups in one call.
@@ -86,12 +89,15 @@ impl Wakeups {
         static ONE: u64 = 1;
         match wakeup {
             Wakeup::Held(event) => {
+                // The application has the same file, and may have made it block.
+                let _ = fcntl(event, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
                 let _ = event.write(ONE);
             }
             Wakeup::Kept(place) => {
                 let bytes = (&raw const ONE).cast();
                 // No completions of successful writes.
                 let write = opcode::Write::new(Fixed(*place), bytes, size_of_val(&ONE) as u32)
+                    .rw_flags(libc::RWF_NOWAIT)
                     .build()
                     .flags(squeue::Flags::SKIP_SUCCESS);
                 if !self.push(&write) {

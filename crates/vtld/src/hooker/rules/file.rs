@@ -458,12 +458,8 @@ impl Source<'_> {
     }
 
     fn carrier(&self, value: &Value<'_>) -> Result<Carrier> {
-        match self.string(value, "a carrier")? {
-            "best" => Ok(Carrier::Best),
-            text => text
-                .parse()
-                .map_err(|error| self.error(value.span(), format!("{error}, or best"))),
-        }
+        let carrier = self.string(value, "a carrier")?.parse();
+        carrier.map_err(|error| self.error(value.span(), error))
     }
 
     /// Checks a carrier of flows, or of ports, against the mark loss-tolerant at `tolerant`, if there is one.
