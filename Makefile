@@ -14,7 +14,7 @@ SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint format fmt wheel install uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint format fmt wheel install install-texts uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -55,7 +55,7 @@ test: preflight format build ## What check does, documentation, fuzzing and the 
 	 ($(call crates,vtl-sim)) && \
 	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
 	 $(documents) && scripts/deny.sh && scripts/check-headers.sh && \
-	 scripts/fuzz.sh 10 && \
+	 scripts/fuzz.sh 5 && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=4; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'
@@ -98,6 +98,13 @@ wheel: build ## Build the Python package as a wheel in target/wheels
 
 install: build ## Copy the binaries, the C library, service, completions and man pages below PREFIX (/usr/local)
 	install -sDm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
+	@umask 022 && $(MAKE) --no-print-directory install-texts
+	@[ -n "$(DESTDIR)" ] || ldconfig || echo "run ldconfig as root, so that programs find $(LIBVTL)"
+	@[ -n "$(DESTDIR)" ] || systemd-sysusers $(PREFIX)/lib/sysusers.d/vtl.conf || \
+	    echo "make the user and the group vtl before you start the unit: it runs as that user"
+	@[ -n "$(DESTDIR)" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
+
+install-texts:
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|@PREFIX@|$(PREFIX)|' dist/vtld.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/vtld.service
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system dist/vtld-frames.socket
@@ -112,11 +119,9 @@ install: build ## Copy the binaries, the C library, service, completions and man
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/pkgconfig $(TARGET)/libvtl/vtl.pc
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/include include/vtl.h include/vtl-layer.h
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man3 dist/vtl.3
-	@[ -n "$(DESTDIR)" ] || ldconfig || echo "run ldconfig as root, so that programs find $(LIBVTL)"
-	@[ -n "$(DESTDIR)" ] || systemd-sysusers $(PREFIX)/lib/sysusers.d/vtl.conf || \
-	    echo "make the user and the group vtl before you start the unit: it runs as that user"
 
-uninstall: ## Remove what `make install` copied; the user and the group vtl stay, as files may be theirs
+uninstall: ## Stop the service, and remove what `make install` copied; the user and the group vtl stay, as files may be theirs
+	@[ -n "$(DESTDIR)" ] || [ ! -d /run/systemd/system ] || systemctl disable --now --quiet vtld vtld-frames.socket || true
 	rm -f $(BINS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(PREFIX)/share/man/man1/vtl.1 \
 	    $(DESTDIR)$(PREFIX)/share/man/man1/vtl-*.1 \
 	    $(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl \
@@ -128,6 +133,7 @@ uninstall: ## Remove what `make install` copied; the user and the group vtl stay
 	    $(DESTDIR)$(PREFIX)/include/vtl.h $(DESTDIR)$(PREFIX)/include/vtl-layer.h \
 	    $(DESTDIR)$(PREFIX)/share/man/man3/vtl.3
 	@[ -n "$(DESTDIR)" ] || ldconfig || true
+	@[ -n "$(DESTDIR)" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
 
 clean: ## Remove build output
 	$(CARGO) clean

@@ -15,8 +15,8 @@ use crate::{output, units};
 pub(crate) enum FlowCommand {
     /// List the connections whose carrier may change while they run, with what each travels by and why
     #[command(
-        after_help = "They are those that go by `--carrier quic`, `sctp`, `mptcp`, `kcp` and `stack:NAME`; `vtl status` has\n\
-                      the others. Programs of others are shown to root only."
+        after_help = "They are the connections that vtld carries between this host and hosts that run VTL. Programs of\n\
+                      others are shown to root only."
     )]
     List {
         /// Write JSON for machines instead of text
@@ -36,7 +36,7 @@ pub(crate) enum FlowCommand {
     Move {
         #[command(flatten)]
         flow: FlowArgs,
-        /// `tcp`, the flow's own connection, or another carrier: `quic`, `sctp`, `mptcp`, `kcp`, `stack:NAME`
+        /// `tcp`, the flow's own connection, or another carrier: `graft`, `quic`, `sctp`, `mptcp`, `kcp`, `stack:NAME`
         #[arg(long, value_name = "NAME")]
         carrier: String,
         /// For so long, such as 10min: then it goes where it would go without

@@ -48,8 +48,8 @@ pub(crate) struct AddArgs {
     /// Only connections to this port; all others are forwarded
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
-    /// What connections that leave by the interface travel by, instead of the best graft: `auto`, `graft:NAME`,
-    /// `quic`, `sctp`, `kcp` or `mptcp`
+    /// What connections that leave by the interface travel by, instead of the best graft (`best`): `auto`, `graft:NAME`,
+    /// `multipath`, `stack:NAME`, `quic`, `sctp`, `kcp` or `mptcp`
     #[arg(long, value_name = "NAME")]
     carrier: Option<String>,
 }

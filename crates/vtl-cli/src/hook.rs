@@ -66,7 +66,7 @@ struct CarrierArg {
     /// may carry them, in order and with gaps. Of a port: clients may come by them
     #[arg(long)]
     loss_tolerant: bool,
-    /// By such a carrier or not at all: connections fail (EHOSTUNREACH) where the other host does not speak VTL or no
+    /// Of a cgroup or a program: by such a carrier or not at all: connections fail (EHOSTUNREACH) where the other host does not speak VTL or no
     /// carrier comes up within 10 s, and none of their bytes travels by plain TCP
     #[arg(long)]
     require: bool,

@@ -24,7 +24,7 @@ A protocol developer's day:
   sudo vtl graft test                       simulate it, and carry data over a bad link
   vtl graft key new me                      a key, once
   vtl graft sign --key me.key               the package mine-0.1.0.vtlg
-  sudo cp me.pub /etc/vtl/keys/             on each host that shall take it
+  sudo install -Dm644 me.pub /etc/vtl/keys/me.pub   on each host that shall take it
   sudo vtl graft deploy mine-0.1.0.vtlg     into the kernel, and into the host's pool
   vtl send FILE HOST --graft mine";
 

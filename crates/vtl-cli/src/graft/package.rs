@@ -154,16 +154,17 @@ pub(super) fn revocation(what: &str) -> anyhow::Result<Revocation> {
 pub(crate) fn revoke(args: &RevokeArgs, socket: &SocketArgs) -> anyhow::Result<()> {
     let list = Revocations::add(&args.keys, revocation(&args.what)?)?;
     // Asked for its grafts, the daemon reads the list.
-    let told = socket.call::<Grafts>(&Request::GraftList).is_ok();
-    let (list, suffix) = (
-        list.display(),
-        if told {
-            ""
-        } else {
-            "; no vtld runs that could be told"
-        },
-    );
-    eprintln!("revoked in {list}{suffix}");
+    let told = socket.call::<Grafts>(&Request::GraftList);
+    let list = list.display();
+    match told {
+        Ok(_) => eprintln!("revoked in {list}"),
+        Err(_) if !socket.socket.exists() => {
+            eprintln!("revoked in {list}; no vtld runs that could be told");
+        }
+        Err(error) => {
+            return Err(error.context(format!("revoked in {list}, but vtld was not told")));
+        }
+    }
     Ok(())
 }
 

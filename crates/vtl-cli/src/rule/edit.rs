@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 use toml_edit::{
     Array, ArrayOfTables, Datetime, DocumentMut, InlineTable, Item, Table, Value, value,
 };
-use vtl_control::{Request, RuleCount};
+use vtl_control::{Client, Request, RuleCount};
 
 use crate::daemon;
 
@@ -313,7 +313,9 @@ impl File {
                 Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
             })
             .with_context(|| format!("cannot write into {}", dir.display()))?;
-        Ok(Self { path, _lock: lock })
+        let file = Self { path, _lock: lock };
+        file.sweep();
+        Ok(file)
     }
 
     /// What it says; nothing if it is not there.
@@ -332,8 +334,15 @@ impl File {
             .context("cannot read what was written")
             .and_then(|file| check(socket, &file, &self.path));
         checked.and_then(|()| self.take_place(&new))?;
-        let reloaded = daemon::ask(socket, |d| d.call::<RuleCount>(&Request::RuleReload));
+        let reloaded =
+            Client::connect_bounded(socket).and_then(|d| d.call::<RuleCount>(&Request::RuleReload));
         if let Err(error) = reloaded {
+            // One that is silent may have read it.
+            let is_read = matches!(error, vtl_control::Error::Silent(_));
+            let error = daemon::explain(error);
+            if is_read {
+                return Err(error);
+            }
             let back = match former {
                 Some(former) => self.write(&former).and_then(|old| self.take_place(&old)),
                 None => fs::remove_file(&self.path).map_err(Into::into),
@@ -342,6 +351,24 @@ impl File {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Removes what an interrupted command has left beside the file, while the directory is locked.
+    fn sweep(&self) {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        for entry in fs::read_dir(folder(&self.path))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let left = entry.file_name();
+            let pid = left
+                .to_str()
+                .and_then(|left| left.strip_prefix(&format!(".{name}.")));
+            if pid.is_some_and(|pid| pid.parse::<u32>().is_ok()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// Writes a text beside the file, as the file's owner and mode have it.

@@ -31,7 +31,6 @@ pub(crate) enum RuleCommand {
         vtl rule add far --to 198.51.100.0/24,2001:db8::/32 --carrier tcp:hybla\n  \
         vtl rule add far --to 198.51.100.0/24 --carrier best --when 'rtt >= 300ms for 200ms then quic'\n  \
         vtl rule add live --port 1935 --carrier auto --max-delay 200ms --min-throughput 5M\n  \
-        vtl rule add calls --port 5060 --max-delay-ms 100 --min-throughput-mbit 2\n  \
         vtl rule add not-here --exe /usr/bin/ssh --bypass --before backup\n  \
         vtl rule add tonight --user backup --carrier best --expires 8h\n  \
         vtl rule add hop --via wan0 --to 10.20.0.0/16 --carrier quic     what a gateway forwards there\n  \
@@ -204,10 +203,10 @@ pub(crate) struct ServiceArgs {
     /// Only over one that does not provide these
     #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
     prohibit: Vec<String>,
-    /// What they send is to arrive within so many milliseconds
+    /// What they send is to arrive within so many milliseconds, by grafts with a parameter for that; see --max-delay
     #[arg(long, value_name = "MS", value_parser = delay)]
     max_delay_ms: Option<u32>,
-    /// They are to get as much as this
+    /// They are to get as much as this, by grafts with a parameter for that; see --min-throughput
     #[arg(long, value_name = "MBIT", value_parser = units::mbit_per_second)]
     min_throughput_mbit: Option<f64>,
 }

@@ -77,7 +77,7 @@ impl Frame {
 
 fn flows(rows: &[Row]) -> String {
     if rows.is_empty() {
-        return "flows: none; `vtl status` has the connections over sessions\n".to_owned();
+        return "flows: none\n".to_owned();
     }
     let columns = [
         "id",

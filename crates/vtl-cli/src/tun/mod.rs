@@ -64,7 +64,7 @@ pub(crate) struct UpArgs {
     /// Prefix behind the peer: routed into the interface; as often as there are prefixes
     #[arg(long = "route", value_name = "PREFIX")]
     routes: Vec<IpNet>,
-    /// Carry packets by this graft, whatever it provides
+    /// Carry packets by this graft, whatever it provides; at the end that opens the session
     #[arg(long, value_name = "NAME", conflicts_with = "listen")]
     graft: Option<String>,
     /// Give a parameter of that graft another value than its default

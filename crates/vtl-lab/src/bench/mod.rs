@@ -254,9 +254,14 @@ fn deploy(args: &DeployArgs) -> anyhow::Result<()> {
 /// Refuses a file that cannot be written; leaves what is there alone.
 fn require_file(json: Option<&Path>) -> anyhow::Result<()> {
     if let Some(path) = json {
+        let is_there = path.exists();
         let mut options = fs::OpenOptions::new();
         let file = options.append(true).create(true).open(path);
         file.with_context(|| cannot_write(path))?;
+        if !is_there {
+            // Nobody wants an empty one where nothing was measured.
+            let _ = fs::remove_file(path);
+        }
     }
     Ok(())
 }
