@@ -1,8 +1,9 @@
 //! What a flow has to send, as far as its sender can tell.
 
-/// How many bytes a run counts for at most: a quarter of what a flow may have unconfirmed, as all that goes by a shorter
-/// path meanwhile waits at the other host for what goes by a longer one.
-const MAX_RUN: u64 = 4 << 20;
+/// How many bytes a run counts for at most, as all that goes by a shorter path meanwhile waits at the other host for what
+/// goes by a longer one: a sixteenth of what a flow may have unconfirmed, since what the longer one loses comes several
+/// times later.
+const MAX_RUN: u64 = 1 << 20;
 
 /// Bytes that a flow is expected to send: what waits in the application's connection, or, if that is more, as much again
 /// as it has sent without a pause. Sizes of transfers are heavy-tailed (Crovella and Bestavros, 1997), and the connection
