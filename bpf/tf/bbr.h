@@ -16,7 +16,9 @@
  *   trip, whatever the rate samples say. From then on these count, however low they are; once
  *   packets are lost, too, they bound the window, and a second such round ends STARTUP.
  * - PROBE_RTT is skipped while samples are near the minimum, at most for 30 s and 200 round trips:
- *   on a path that became shorter, a queue of ours can hide the difference.
+ *   on a path that became shorter, a queue of ours can hide the difference. It follows STARTUP
+ * where other connections know a shorter round trip than the handshake's: our queue may have taken
+ * the place of what others had left.
  * - ECN marks signal a queue, as long round trips do.
  * - A queue that does not drain is a competitor's that fills buffers, or a longer path. To tell
  *   which, in flight is first reduced (EMPTY), then increased (TRY): a competitor's queue shrinks
@@ -98,6 +100,7 @@ struct vtl_bbr {
     __u32 min_rtt_us;
     __u32 round_min_us; /* minimum round-trip time of this round */
     __u32 probe_us;     /* minimum in PROBE_RTT */
+    __u32 doubtful;     /* 1: other connections have seen a shorter one than the handshake */
     __u32 mode;         /* enum vtl_bbr_mode */
     __u32 phase;        /* enum vtl_bbr_phase */
     __u32 full_count;
@@ -557,7 +560,10 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (near && a->app_limited && b->mode != VTL_BBR_PROBE_RTT)
         b->probe_rtt_end_ns = a->now;
     __u64 trust = VTL_BBR_TRUST_NS + VTL_BBR_TRUST_RTTS * VTL_NS_PER_US * b->min_rtt_us;
-    if (shorter || (near && a->now - b->probe_rtt_end_ns < trust)) {
+    if (b->doubtful && b->mode == VTL_BBR_PROBE_BW) {
+        b->doubtful = 0;
+        vtl_bbr_probe(b, a);
+    } else if (shorter || (near && a->now - b->probe_rtt_end_ns < trust)) {
         b->min_rtt_ns_at = a->now;
     } else if (b->mode == VTL_BBR_PROBE_BW &&
                /* In competition every 2^33 ns (8.6 s) of the clock, at the same time as others. */

@@ -16,12 +16,12 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o, struct vtl_bbr *b) {
         b->floor_q16 = VTL_BBR_LOSS_ASSUMED;
     if (tx->acks)
         return;
+    vtl_bbr_start(b, o->now, tx->srtt_us);
     /* The handshake may have stood in a queue of others, as behind the connection whose bytes this
-     * session takes over. The model would take that for the path, and keep it full. */
+     * session takes over; or the path has become longer. */
     __u32 known_us = VTL_LOAD(tx->meter.min_rtt_us);
-    int is_known = known_us && known_us < tx->srtt_us;
-    vtl_bbr_start(b, o->now, is_known ? known_us : tx->srtt_us);
-    b->rounds = is_known; /* so no first sample stands for it */
+    b->doubtful = known_us && known_us < tx->srtt_us - tx->srtt_us / 4;
+    b->rounds = known_us != 0; /* a first sample stands for no other path */
     tx->mode = VTL_MODE_STARTUP;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);

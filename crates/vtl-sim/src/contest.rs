@@ -37,8 +37,8 @@ pub struct Flow {
     pub access: Nanos,
     /// Time that the handshake spent in the bottleneck's queue.
     pub handshake_queued: Nanos,
-    /// Whether other connections know the path's minimum round trip.
-    pub is_known: bool,
+    /// The path's minimum round trip, as other connections know it; 0: unknown.
+    pub known_rtt: Nanos,
 }
 
 /// Traffic of a flow before its bulk: some packets at once, then small answers, one at a time.
@@ -78,7 +78,7 @@ impl Flow {
             before: Before::default(),
             access: 0,
             handshake_queued: 0,
-            is_known: false,
+            known_rtt: 0,
         }
     }
 
@@ -240,7 +240,7 @@ impl Contest {
                 let config = SessionConfig {
                     slots: self.slots,
                     rtt_us: rtt_us + (flow.handshake_queued / 1000) as u32,
-                    known_us: if flow.is_known { rtt_us } else { 0 },
+                    known_us: (flow.known_rtt / 1000) as u32,
                     ..Default::default()
                 };
                 Party::Vtl(Box::new(Pair::new(&config, flow.start, i as u64)))
