@@ -31,6 +31,13 @@ impl World {
         Process::piped(&mut self.vtl(Host::Client, &["send", file, to]))
     }
 
+    /// The same in the clear: then data go ahead of the peer's answer.
+    pub(crate) fn start_send_early(&self, file: &Path, to: &str) -> Process {
+        let file = file.to_str().expect("UTF-8");
+        let args = ["send", file, to, "--no-encryption"];
+        Process::piped(&mut self.vtl(Host::Client, &args))
+    }
+
     fn send(&self, file: &Path, to: &str) -> Output {
         self.start_send(file, to).output()
     }

@@ -59,6 +59,49 @@ fn path__shrinks_under_transfers() {
     }
 }
 
+/// Interfaces of which the MTU is raised while vtld runs: frames are as long as the sessions opened from then on need.
+#[test]
+fn path__grows_between_sessions() {
+    let link = Link {
+        direct: true,
+        ..Link::new(0.0, 0.0)
+    };
+    let Some(world) = World::with_daemons("path-grows", &link) else {
+        return;
+    };
+    let at = SocketAddr::new(world.servers()[0], PORT);
+    let echoed = || {
+        let socket = |mode, host| {
+            let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
+            socket.set_timeout(Some(PATIENCE));
+            socket
+        };
+        let mut server = socket(Mode::Responder, Host::Server);
+        let mut client = socket(Mode::Initiator, Host::Client);
+        client
+            .negotiate(&vtl::Requirements::STREAM)
+            .expect("a session");
+        server.validate().expect("a session");
+        let server = thread::spawn(move || echo(server));
+        let mut buffer = vec![0; 1 << 20];
+        client.send_message(&payload(1 << 20, 7)).expect("sent");
+        let len = client.recv_message(&mut buffer).expect("its echo");
+        assert!(buffer[..len] == payload(1 << 20, 7));
+        let longest = client.max_packet();
+        client.close().expect("closed");
+        server.join().expect("the echo");
+        longest
+    };
+    let before = echoed();
+    for host in [Host::Client, Host::Server] {
+        let mut command = world.testbed.command(host, "ip").expect("there");
+        let set = ["link", "set", "dev", "eth0", "mtu", "1900"];
+        let output = command.args(set).output().expect("ip runs");
+        assert!(output.status.success(), "{}", words(&output));
+    }
+    until("sessions with longer packets", || echoed() >= before + 300);
+}
+
 #[test]
 fn path__sessions_that_cannot_follow_end() {
     let Some(mut world) = World::with_daemons("path-end", &Link::new(10.0, 50.0)) else {

@@ -69,7 +69,7 @@ fn ways__udp_where_the_protocol_is_blocked() {
             for contact in 0..2 {
                 let got = world.path("got");
                 let recv = world.start_recv(&got, &["--force"]);
-                let sent = world.start_send(&file, &server.to_string()).output();
+                let sent = world.start_send_early(&file, &server.to_string()).output();
                 assert!(sent.status.success(), "{}", words(&sent));
                 assert!(recv.output().status.success());
                 same(&file, &got);
@@ -455,7 +455,7 @@ fn ways__one_that_is_closed_meanwhile() {
             let before = early();
             world.block(blocked);
             let recv = world.start_recv(&got, &["--force"]);
-            let sent = world.start_send(&file, &server.to_string()).output();
+            let sent = world.start_send_early(&file, &server.to_string()).output();
             assert!(sent.status.success(), "{}", words(&sent));
             assert!(recv.output().status.success());
             same(&file, &got);
