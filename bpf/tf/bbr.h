@@ -17,8 +17,8 @@
  *   packets are lost, too, they bound the window, and a second such round ends STARTUP.
  * - PROBE_RTT is skipped while samples are near the minimum, at most for 30 s and 200 round trips:
  *   on a path that became shorter, a queue of ours can hide the difference. It follows STARTUP
- * where other connections know a shorter round trip than the handshake's: our queue may have taken
- * the place of what others had left.
+ *   where other connections know a shorter round trip than the handshake's: our queue may have
+ *   taken the place of what others had left.
  * - ECN marks signal a queue, as long round trips do.
  * - A queue that does not drain is a competitor's that fills buffers, or a longer path. To tell
  *   which, in flight is first reduced (EMPTY), then increased (TRY): a competitor's queue shrinks
@@ -100,7 +100,7 @@ struct vtl_bbr {
     __u32 min_rtt_us;
     __u32 round_min_us; /* minimum round-trip time of this round */
     __u32 probe_us;     /* minimum in PROBE_RTT */
-    __u32 doubtful;     /* 1: other connections have seen a shorter one than the handshake */
+    __u32 known;        /* enum vtl_bbr_known */
     __u32 mode;         /* enum vtl_bbr_mode */
     __u32 phase;        /* enum vtl_bbr_phase */
     __u32 full_count;
@@ -126,6 +126,10 @@ struct vtl_bbr {
                     * of the round before did; */
     __u32 filled;  /* 1 if any did since it began: `bw` is the path's, however little it is */
 };
+
+/* What other connections know of the path when the session begins: nothing; the handshake's round
+ * trip; a shorter one, until PROBE_RTT has looked for it. */
+enum vtl_bbr_known { VTL_BBR_STRANGE, VTL_BBR_KNOWN, VTL_BBR_DOUBTED };
 
 enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PROBE_RTT };
 
@@ -549,8 +553,9 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (a->rtt_us < b->round_min_us)
         b->round_min_us = a->rtt_us;
     int expired = a->now - b->min_rtt_ns_at > VTL_BBR_MIN_RTT_NS;
-    /* A first sample of more than 8 times the handshake's: the handshake took another path. */
-    int wrong = !b->min_rtt_us || (!b->rounds && a->rtt_us > 8ull * b->min_rtt_us);
+    /* A first sample of more than 8 times the handshake's: the handshake took another path, unless
+     * others have seen it, too. */
+    int wrong = !b->min_rtt_us || (!b->rounds && !b->known && a->rtt_us > 8ull * b->min_rtt_us);
     /* Samples within 2 % of the minimum replace PROBE_RTT. */
     __u32 slack = b->min_rtt_us / 50;
     int shorter = wrong || a->rtt_us + slack < b->min_rtt_us;
@@ -560,8 +565,8 @@ VTL_INLINE void vtl_bbr_min_rtt(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (near && a->app_limited && b->mode != VTL_BBR_PROBE_RTT)
         b->probe_rtt_end_ns = a->now;
     __u64 trust = VTL_BBR_TRUST_NS + VTL_BBR_TRUST_RTTS * VTL_NS_PER_US * b->min_rtt_us;
-    if (b->doubtful && b->mode == VTL_BBR_PROBE_BW) {
-        b->doubtful = 0;
+    if (b->known == VTL_BBR_DOUBTED && b->mode == VTL_BBR_PROBE_BW) {
+        b->known = VTL_BBR_KNOWN;
         vtl_bbr_probe(b, a);
     } else if (shorter || (near && a->now - b->probe_rtt_end_ns < trust)) {
         b->min_rtt_ns_at = a->now;

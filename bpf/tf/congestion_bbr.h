@@ -20,8 +20,10 @@ VTL_INLINE void tf_congestion_start(struct vtl_out *o, struct vtl_bbr *b) {
     /* The handshake may have stood in a queue of others, as behind the connection whose bytes this
      * session takes over; or the path has become longer. */
     __u32 known_us = VTL_LOAD(tx->meter.min_rtt_us);
-    b->doubtful = known_us && known_us < tx->srtt_us - tx->srtt_us / 4;
-    b->rounds = known_us != 0; /* a first sample stands for no other path */
+    if (known_us && known_us < tx->srtt_us - tx->srtt_us / 4)
+        b->known = VTL_BBR_DOUBTED;
+    else if (known_us)
+        b->known = VTL_BBR_KNOWN;
     tx->mode = VTL_MODE_STARTUP;
     tx->cwnd = vtl_bbr_initial(tx->srtt_us);
     tx->pacing_gap_ns = tx->srtt_us * VTL_NS_PER_US / (2 * tx->cwnd);

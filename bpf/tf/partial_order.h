@@ -103,8 +103,7 @@ VTL_GLOBAL int vtl_partial_order_list(struct vtl_session *s, __u64 seq) {
     vtl_for(i, 0, VTL_MAX_WINDOW) {
         struct vtl_slot *entry = vtl_env_rx_slot(s, p->listed);
         struct vtl_slot *slot = vtl_env_rx_slot(s, seq);
-        /* Each packet is listed once, also where the application, whose ring it is, says otherwise.
-         */
+        /* Each packet is listed once, whatever the application writes into its ring. */
         if (!entry || !slot || p->listed >= s->rx.received)
             break;
         entry->stamp = seq;

@@ -1,14 +1,14 @@
 //! Bounds that rules state: where a carrier misses one, it is told, and the connections of unmodified programs move to one
 //! that keeps it.
 
-use std::{fs, net::SocketAddr};
+use std::fs;
 
 use serde_json::Value;
-use vtl::{Mode, Requirements, Socket};
+use vtl::{Mode, Requirements};
 use vtl_control::Request;
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{PATIENCE, Process, World, payload, same, until, url};
+use crate::harness::{Process, World, payload, same, until, url};
 
 /// A short path with a queue of 1.5 s, which TCP under CUBIC fills.
 const RTT_MS: f64 = 20.0;
@@ -98,12 +98,7 @@ fn bounds__of_a_session_are_told_and_refused() {
     let Some(world) = World::with_daemons("bounds-session", &Link::new(400.0, 50.0)) else {
         return;
     };
-    let at = SocketAddr::new(world.servers()[0], 7300);
-    let socket = |mode, host| {
-        let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-        socket.set_timeout(Some(PATIENCE));
-        socket
-    };
+    let socket = |mode, host| world.aware(mode, host, 7300);
     let mut wanted = Requirements::STREAM;
     wanted.qos.max_delay_ms = Some(100);
     let mut server = socket(Mode::Responder, Host::Server);

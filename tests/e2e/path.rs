@@ -69,15 +69,12 @@ fn path__grows_between_sessions() {
     let Some(world) = World::with_daemons("path-grows", &link) else {
         return;
     };
-    let at = SocketAddr::new(world.servers()[0], PORT);
-    let echoed = || {
-        let socket = |mode, host| {
-            let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-            socket.set_timeout(Some(PATIENCE));
-            socket
-        };
-        let mut server = socket(Mode::Responder, Host::Server);
-        let mut client = socket(Mode::Initiator, Host::Client);
+    let mut port = PORT;
+    let mut echoed = || {
+        // The one before may still have its own.
+        port += 1;
+        let mut server = world.aware(Mode::Responder, Host::Server, port);
+        let mut client = world.aware(Mode::Initiator, Host::Client, port);
         client
             .negotiate(&vtl::Requirements::STREAM)
             .expect("a session");
@@ -138,8 +135,8 @@ fn path__sessions_that_cannot_follow_end() {
         server.join().expect("the echo");
         drop(client);
         // The next one knows.
-        let mut server = socket(Mode::Responder, Host::Server);
-        let mut client = socket(Mode::Initiator, Host::Client);
+        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
         client.negotiate_over(graft, params).expect("a session");
         server.validate().expect("a session");
         let server = thread::spawn(move || echo(server));
@@ -174,15 +171,9 @@ fn path__applications_learn_what_a_packet_takes_now() {
     let Some(mut world) = World::with_daemons("path-api", &Link::new(10.0, 50.0)) else {
         return;
     };
-    let at = SocketAddr::new(world.servers()[0], PORT);
     for graft in ["selective-repeat", "udp"] {
-        let socket = |mode, host| {
-            let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-            socket.set_timeout(Some(PATIENCE));
-            socket
-        };
-        let mut server = socket(Mode::Responder, Host::Server);
-        let mut client = socket(Mode::Initiator, Host::Client);
+        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
         client.negotiate_over(graft, &[]).expect("a session");
         server.validate().expect("a session");
         let server = thread::spawn(move || echo(server));
@@ -229,8 +220,8 @@ fn path__applications_learn_what_a_packet_takes_now() {
         server.join().expect("the echo");
         shrink(&world, 1500);
         // What was found out is for everybody who goes there.
-        let server = socket(Mode::Responder, Host::Server);
-        let mut client = socket(Mode::Initiator, Host::Client);
+        let server = world.aware(Mode::Responder, Host::Server, PORT);
+        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
         client.negotiate_over(graft, &[]).expect("a session");
         assert_eq!(client.max_packet(), now);
         drop((client, server));

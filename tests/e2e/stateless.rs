@@ -2,7 +2,6 @@
 //! is given up, and counted.
 
 use std::{
-    net::SocketAddr,
     os::fd::AsFd,
     sync::atomic::{AtomicU64, Ordering},
     thread,
@@ -21,13 +20,6 @@ const PORT: u16 = 7600;
 /// Messages of several packets are among those over reliable grafts.
 const LONGEST: usize = 5000;
 
-fn socket(world: &World, mode: Mode, host: Host, port: u16) -> Socket {
-    let at = SocketAddr::new(world.servers()[0], port);
-    let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-    socket.set_timeout(Some(PATIENCE));
-    socket
-}
-
 /// What an application says that does without some packets.
 fn tolerant() -> Requirements {
     Requirements {
@@ -41,8 +33,8 @@ fn tolerant() -> Requirements {
 
 /// A client and a server with a session over this graft, which may lose something.
 fn pair(world: &World, port: u16, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
-    let mut server = socket(world, Mode::Responder, Host::Server, port);
-    let mut client = socket(world, Mode::Initiator, Host::Client, port);
+    let mut server = world.aware(Mode::Responder, Host::Server, port);
+    let mut client = world.aware(Mode::Initiator, Host::Client, port);
     (client.negotiate_exactly(&tolerant(), graft, params)).expect("a session");
     server.validate().expect("a session");
     (client, server)
@@ -269,8 +261,8 @@ fn negotiate__stateless_is_refused_where_nothing_may_be_lost() {
     let Some(world) = World::with_daemons("stateless-no", &Link::new(10.0, 100.0)) else {
         return;
     };
-    let mut server = socket(&world, Mode::Responder, Host::Server, PORT);
-    let mut client = socket(&world, Mode::Initiator, Host::Client, PORT);
+    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
     client.negotiate(&Requirements::STREAM).expect("a session");
     server.validate().expect("a session");
     let refused = |socket: &mut Socket, why: &str| {

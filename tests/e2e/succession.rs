@@ -2,7 +2,6 @@
 //! data flow in both directions over a link that loses and reorders some.
 
 use std::{
-    net::SocketAddr,
     os::fd::AsFd,
     thread,
     time::{Duration, Instant},
@@ -27,14 +26,8 @@ fn world(name: &str) -> Option<World> {
 
 /// A client and a server with a session by this graft, or by what is chosen.
 fn pair(world: &World, graft: Option<&str>) -> (Socket, Socket) {
-    let at = SocketAddr::new(world.servers()[0], PORT);
-    let socket = |mode, host| {
-        let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-        socket.set_timeout(Some(PATIENCE));
-        socket
-    };
-    let mut server = socket(Mode::Responder, Host::Server);
-    let mut client = socket(Mode::Initiator, Host::Client);
+    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
     match graft {
         Some(graft) => client.negotiate_over(graft, &[]),
         None => client.negotiate(&Requirements::STREAM),

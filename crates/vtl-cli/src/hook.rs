@@ -66,8 +66,8 @@ struct CarrierArg {
     /// may carry them, in order and with gaps. Of a port: clients may come by them
     #[arg(long)]
     loss_tolerant: bool,
-    /// Of a cgroup or a program: by such a carrier or not at all: connections fail (EHOSTUNREACH) where the other host does not speak VTL or no
-    /// carrier comes up within 10 s, and none of their bytes travels by plain TCP
+    /// Of a cgroup or a program: by such a carrier or not at all. Connections fail (EHOSTUNREACH) where the other host
+    /// does not speak VTL or no carrier comes up within 10 s, and none of their bytes travels by plain TCP
     #[arg(long)]
     require: bool,
     /// As --require, and by carriers that are encrypted: where none works, inside TLS over the two hosts' own TCP

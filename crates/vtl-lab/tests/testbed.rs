@@ -11,7 +11,6 @@ fn vtl(name: &str, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vtl-lab"))
         .args(["testbed", "--name", name])
         .args(args)
-        .env("VTL_TESTBED_BACKEND", "emulator")
         .output()
         .expect("runs")
 }

@@ -101,8 +101,8 @@ struct Args {
     /// File of peers: whose keys are whose, and which are taken
     #[arg(long, env = "VTL_PEERS", value_name = "FILE", default_value = vtld::identity::DEFAULT_PEERS)]
     peers: PathBuf,
-    /// Directory of this host's key (host.key, made if there is none), of peers' that it has learned, and of `vtl select off` and
-    /// `vtl select learn off`
+    /// Directory of this host's key (host.key, made if there is none), of peers' that it has learned, and of `vtl select
+    /// off` and `vtl select learn off`
     #[arg(long, env = "VTL_STATE", value_name = "DIR", default_value = vtld::identity::DEFAULT_STATE)]
     state: PathBuf,
     /// File of rules, and beside it stacks.toml, which declares stacks and what is taken of others' (docs/stacks.md); read

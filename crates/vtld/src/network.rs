@@ -1,8 +1,10 @@
 //! Address prefixes for quotas and limits: what one subscriber is usually assigned.
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
+    rc::Rc,
 };
 
 use crate::hooker::rules::Prefix;
@@ -23,6 +25,51 @@ impl Network {
                 let [a, b, c, d, ..] = v6.segments();
                 Self(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into())
             }
+        }
+    }
+}
+
+/// Those who wait for something, which anybody may ask for: a bounded number, and of one network at most a quarter.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    all: Rc<RefCell<Vec<Network>>>,
+    max: usize,
+}
+
+impl Waiting {
+    /// Nobody yet, and `max` at most.
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            all: Rc::default(),
+            max,
+        }
+    }
+
+    /// A place for another one, until it is dropped. `None`: there is none.
+    pub(crate) fn enter(&self, network: Network) -> Option<Place> {
+        let mut all = self.all.borrow_mut();
+        let of_network = all.iter().filter(|other| **other == network).count();
+        if all.len() >= self.max || of_network >= self.max / 4 {
+            return None;
+        }
+        all.push(network);
+        let all = Rc::clone(&self.all);
+        Some(Place { all, network })
+    }
+}
+
+/// A place among those who wait.
+#[derive(Debug)]
+pub(crate) struct Place {
+    all: Rc<RefCell<Vec<Network>>>,
+    network: Network,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.all.borrow_mut();
+        if let Some(place) = all.iter().position(|other| *other == self.network) {
+            all.swap_remove(place);
         }
     }
 }

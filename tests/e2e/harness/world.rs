@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     fs::{self, File},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
@@ -13,11 +13,12 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use vtl::{Mode, Socket};
 use vtl_control::{CarrierSpec, Client, HookTarget, Request};
 use vtl_testbed::{Host, Lifetime, Link, Testbed};
 use vtl_testing::{Turn, turn, turn_alone};
 
-use super::{Process, run, until, vtl, vtld, words};
+use super::{PATIENCE, Process, run, until, vtl, vtld, words};
 
 /// Where the web server listens.
 pub(crate) const PORT: u16 = 80;
@@ -243,6 +244,15 @@ impl World {
 
     pub(crate) fn socket(&self, host: Host) -> PathBuf {
         self.testbed.daemon_socket(host)
+    }
+
+    /// A socket of an application on a host, for VTL port `port` of the server.
+    #[track_caller]
+    pub(crate) fn aware(&self, mode: Mode, host: Host, port: u16) -> Socket {
+        let at = SocketAddr::new(self.servers()[0], port);
+        let mut socket = Socket::init(mode, at, &self.socket(host)).expect("a socket");
+        socket.set_timeout(Some(PATIENCE));
+        socket
     }
 
     /// One request to a host's daemon.

@@ -23,10 +23,8 @@ pub(crate) fn turn(tools: &[&str]) -> Option<Turn> {
     Some(vtl_testing::turn_alone())
 }
 
-/// A testbed with the emulator, even if the kernel has netem.
+/// A testbed.
 pub(crate) fn testbed(name: &str, link: &Link) -> Testbed {
-    // SAFETY: every test sets the same value, and nothing in these tests removes it.
-    unsafe { std::env::set_var("VTL_TESTBED_BACKEND", "emulator") };
     Testbed::up(name, link, Lifetime::Guarded).expect("a testbed")
 }
 

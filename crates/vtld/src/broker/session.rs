@@ -293,8 +293,8 @@ pub(super) const INITIAL_RTT: Duration = Duration::from_millis(100);
 /// Minimum payload of a packet on nearly all paths, bytes.
 const MIN_PAYLOAD: u32 = 1200;
 
-/// Fills in the result of the negotiation. `known`: the path's minimum round-trip time, from other connections.
-pub(super) fn fill(s: &mut vtl_session, e: &Established, known: Option<Duration>) {
+/// Fills in the result of the negotiation.
+pub(super) fn fill(s: &mut vtl_session, e: &Established) {
     s.peer_sid = e.peer_sid;
     s.peer_token = e.peer_token;
     s.gid = e.gid;
@@ -304,9 +304,6 @@ pub(super) fn fill(s: &mut vtl_session, e: &Established, known: Option<Duration>
     s.tx.limit = e.peer_slots.into();
     if let Some(rtt) = e.rtt {
         (s.tx.srtt_us, s.tx.rttvar_us) = sessions::supposed_rtt(rtt);
-    }
-    if let Some(known) = known {
-        s.tx.meter.min_rtt_us = sessions::supposed_rtt(known).0;
     }
 }
 

@@ -35,9 +35,8 @@ const MAX_PROMISES: usize = 1024;
 const MAX_OF_PEER: usize = 4;
 /// How long a carrier that arrives before its association, or before the peer is authenticated, waits.
 const TAG_WAIT: Duration = Duration::from_secs(2);
-/// Maximum number of carriers waiting for their associations, in total and from one network.
-const MAX_EARLY: usize = 64;
-const MAX_EARLY_OF_NETWORK: usize = 16;
+/// Maximum number of carriers waiting for their associations.
+pub(super) const MAX_EARLY: usize = 64;
 /// Timeout of telling peers about the end, for each kind of carrier.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -177,13 +176,6 @@ impl Flows {
         }
     }
 
-    /// Whether another carrier from the network may wait for its association.
-    fn may_wait(&self, network: Network) -> bool {
-        let early = self.early.borrow();
-        let of_network = early.iter().filter(|other| **other == network).count();
-        early.len() < MAX_EARLY && of_network < MAX_EARLY_OF_NETWORK
-    }
-
     /// Finds the association that a peer has opened with this tag; waits up to [`TAG_WAIT`], since the carrier may arrive
     /// first. `shown`: the key that the carrier has shown, by which it is found from other addresses of the peer.
     async fn opened_by(
@@ -210,11 +202,7 @@ impl Flows {
         if let Some(found) = find() {
             return Some(found);
         }
-        let network = Network::of(address);
-        if !self.may_wait(network) {
-            return None;
-        }
-        self.early.borrow_mut().push(network);
+        let _place = self.early.enter(Network::of(address))?;
         let found = async {
             loop {
                 let appeared = self.appeared.notified();
@@ -224,12 +212,7 @@ impl Flows {
                 appeared.await;
             }
         };
-        let found = timeout(TAG_WAIT, found).await.ok();
-        let mut early = self.early.borrow_mut();
-        if let Some(index) = early.iter().position(|other| *other == network) {
-            early.swap_remove(index);
-        }
-        found
+        timeout(TAG_WAIT, found).await.ok()
     }
 
     /// Closes all endpoints, and tells the peers.

@@ -66,7 +66,7 @@ use crate::{
     events::emit,
     hooker::{self, ClientFlow, ConnectError, Executable, Over, Pulse, ServerFlow, rules::Prefix},
     identity::Identity,
-    network::{Network, admits},
+    network::{Network, Waiting, admits},
     option,
     selection::Selection,
 };
@@ -350,10 +350,10 @@ pub(crate) struct Flows {
     appeared: Notify,
     /// Flows started so far.
     started: Cell<u64>,
-    /// By kind; `None`: unavailable on this host.
+    /// By kind.
     endpoints: RefCell<HashMap<Kind, Started>>,
     /// Networks of carriers that arrived before their associations.
-    early: RefCell<Vec<Network>>,
+    early: Waiting,
     /// This host's addresses, watched once they are of interest.
     addresses: RefCell<Option<Rc<Addresses>>>,
     /// Outstanding grants, by token.
@@ -379,7 +379,7 @@ impl Flows {
             appeared: Notify::new(),
             started: Cell::new(0),
             endpoints: RefCell::default(),
-            early: RefCell::default(),
+            early: Waiting::new(grants::MAX_EARLY),
             addresses: RefCell::default(),
             promises: RefCell::default(),
         })

@@ -706,8 +706,7 @@ impl Peer {
     }
 
     /// Serves a carrier until it breaks: `receiving` completes, or control frames cannot be sent. False if it may not
-    /// serve, its id is in use, there are too many, or
-    /// the association has ended.
+    /// serve, its id is in use, there are too many, or the association has ended.
     pub(super) async fn run(
         &self,
         id: CarrierId,

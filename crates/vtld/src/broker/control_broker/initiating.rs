@@ -711,7 +711,7 @@ impl ControlBroker {
             // SAFETY: a field of the entry. Written as it is: the lock, for which a shard may be
             // waiting, must not be seen free in between.
             unsafe { (&raw mut s.tx).write_volatile(tx) };
-            session::fill(s, established, None);
+            session::fill(s, established);
         });
         go_by(&entry, via);
         entry.set_state(intf::VTL_OPEN);

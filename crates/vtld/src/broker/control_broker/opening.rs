@@ -207,9 +207,12 @@ impl ControlBroker {
         let entry = self.plane.sessions().get(sid).expect("it has an entry");
         let slots = session.slots;
         entry.complete(|s| {
-            session::fill(s, established, known);
+            session::fill(s, established);
             s.slots = slots;
         });
+        if let Some(known) = known {
+            entry.suppose_min_rtt(known);
+        }
         entry.set_state(intf::VTL_OPEN);
         self.begin_path(sid, established.gid, established.max_payload);
         self.shards.due(sid);

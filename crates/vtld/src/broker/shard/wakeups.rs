@@ -89,7 +89,8 @@ impl Wakeups {
         static ONE: u64 = 1;
         match wakeup {
             Wakeup::Held(event) => {
-                // The application has the same file, and may have made it block.
+                // The application has the same file, and may have made it block. It may do so once more in between,
+                // which an io_uring does not mind.
                 let _ = fcntl(event, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
                 let _ = event.write(ONE);
             }

@@ -46,15 +46,14 @@ use super::{
 };
 use crate::{
     broker::{self, Doorbell, Owner, wish},
-    network::Network,
+    network::{Network, Waiting},
 };
 use moving::Graft;
 pub(super) use moving::whole;
 use session::{Hello, Session};
 
-/// Maximum number of sessions waiting for HELLO, in total and from one network.
+/// Maximum number of sessions waiting for HELLO.
 const HALF_OPEN: usize = 64;
-const HALF_OPEN_OF_NETWORK: usize = 16;
 /// Initial round-trip time, before it is measured.
 const RTT: Duration = Duration::from_millis(300);
 /// Pause after a failed accept.
@@ -237,29 +236,18 @@ async fn hear(mut doorbell: AsyncFd<Doorbell>, open: Rc<Open>) {
 
 /// Waits for HELLO on accepted sessions, and passes them on with the association that it identifies.
 async fn admit(mut opened: mpsc::Receiver<Opened>, open: Rc<Open>, arrivals: Arrivals) {
-    let half_open = Rc::new(RefCell::new(Vec::new()));
+    let half_open = Waiting::new(HALF_OPEN);
     while let Some(opened) = opened.recv().await {
         let peer = opened.granted.grant.peer.to_canonical();
-        let network = Network::of(peer);
-        let may_wait = {
-            let all = half_open.borrow();
-            let of_network = all.iter().filter(|other| **other == network).count();
-            all.len() < HALF_OPEN && of_network < HALF_OPEN_OF_NETWORK
-        };
         let session = Session::new(opened);
-        let Some(session) = session.ok().filter(|_| may_wait) else {
+        let place = half_open.enter(Network::of(peer));
+        let (Ok(session), Some(place)) = (session, place) else {
             continue;
         };
-        half_open.borrow_mut().push(network);
         let (open, arrivals) = (Rc::clone(&open), arrivals.clone());
-        let half_open = Rc::clone(&half_open);
         spawn_local(async move {
             let hello = timeout(HANDSHAKE, session.hello()).await;
-            let mut all = half_open.borrow_mut();
-            if let Some(place) = all.iter().position(|other| *other == network) {
-                all.swap_remove(place);
-            }
-            drop(all);
+            drop(place);
             if let Ok(Some(said)) = hello {
                 let shown = session.shown.map(Box::new);
                 let (tag, path) = (said.tag, said.path);
