@@ -2,7 +2,7 @@
 //! other's.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -65,20 +65,11 @@ fn script(words: &[&str]) -> Vec<String> {
 }
 
 fn socket(world: &World, mode: Mode) -> Socket {
-    let at = SocketAddr::new(world.servers()[0], PORT);
     let host = match mode {
         Mode::Initiator => Host::Client,
         Mode::Responder => Host::Server,
     };
-    let mut socket = None;
-    // The one before may still have the port.
-    until("a socket", || {
-        socket = Socket::init(mode, at, &world.socket(host)).ok();
-        socket.is_some()
-    });
-    let mut socket = socket.expect("just made");
-    socket.set_timeout(Some(PATIENCE));
-    socket
+    world.aware(mode, host, PORT)
 }
 
 /// Sends messages of all lengths that are special, and wants them back.

@@ -1,11 +1,11 @@
 //! A path that takes smaller packets from some moment on, and says nothing.
 
-use std::{net::SocketAddr, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use vtl::{Error, Mode, Socket};
 use vtl_testbed::{Host, Link};
 
-use crate::harness::{PATIENCE, World, payload, same, until, words};
+use crate::harness::{World, payload, same, until, words};
 
 /// So much goes each way.
 const SIZE: usize = 12 << 20;
@@ -69,12 +69,9 @@ fn path__grows_between_sessions() {
     let Some(world) = World::with_daemons("path-grows", &link) else {
         return;
     };
-    let mut port = PORT;
-    let mut echoed = || {
-        // The one before may still have its own.
-        port += 1;
-        let mut server = world.aware(Mode::Responder, Host::Server, port);
-        let mut client = world.aware(Mode::Initiator, Host::Client, port);
+    let echoed = || {
+        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
         client
             .negotiate(&vtl::Requirements::STREAM)
             .expect("a session");
@@ -104,21 +101,9 @@ fn path__sessions_that_cannot_follow_end() {
     let Some(mut world) = World::with_daemons("path-end", &Link::new(10.0, 50.0)) else {
         return;
     };
-    let at = SocketAddr::new(world.servers()[0], PORT);
     for graft in ["partial-order", "partial-reliability"] {
-        let socket = |mode, host| {
-            let mut made = None;
-            // The one before may still have the port.
-            until("a socket", || {
-                made = Socket::init(mode, at, &world.socket(host)).ok();
-                made.is_some()
-            });
-            let mut socket = made.expect("just made");
-            socket.set_timeout(Some(PATIENCE));
-            socket
-        };
-        let mut server = socket(Mode::Responder, Host::Server);
-        let mut client = socket(Mode::Initiator, Host::Client);
+        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
         // No packet may be lost for good.
         let params: &[(&str, u32)] = match graft {
             "partial-order" => &[],

@@ -32,9 +32,9 @@ fn tolerant() -> Requirements {
 }
 
 /// A client and a server with a session over this graft, which may lose something.
-fn pair(world: &World, port: u16, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
-    let mut server = world.aware(Mode::Responder, Host::Server, port);
-    let mut client = world.aware(Mode::Initiator, Host::Client, port);
+fn pair(world: &World, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
+    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
+    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
     (client.negotiate_exactly(&tolerant(), graft, params)).expect("a session");
     server.validate().expect("a session");
     (client, server)
@@ -149,7 +149,7 @@ fn next(switch: u64) -> (&'static str, &'static [(&'static str, u32)]) {
 
 /// So many switches, by the client, while both sides send. Returns what both have counted.
 fn switch(world: &World, switches: u64) -> [Switches; 2] {
-    let (client, server) = pair(world, PORT, "go-back-n", &[("window", 64)]);
+    let (client, server) = pair(world, "go-back-n", &[("window", 64)]);
     let (mut client, mut server) = (Side::new(client), Side::new(server));
     let phase = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -318,7 +318,6 @@ fn negotiate__stateless_beside_stateful() {
     const ROUNDS: usize = 10;
     const BACKLOG: u64 = 200;
     println!("rtt_ms,loss_pct,from,mode,round,agreed_ms,first_ms,given_up_packets,given_up_bytes");
-    let mut port = PORT;
     for (rtt, loss) in [(20.0, 0.0), (20.0, 5.0), (320.0, 0.0)] {
         let link = Link {
             loss_pct: loss,
@@ -329,9 +328,8 @@ fn negotiate__stateless_beside_stateful() {
         };
         for from in ["go-back-n", "partial-reliability"] {
             for round in 0..2 * ROUNDS {
-                port += 1; // the former one may not be free yet
                 let stateless = round % 2 == 0;
-                let (agreed, first, switches) = one_switch(&world, port, from, stateless, BACKLOG);
+                let (agreed, first, switches) = one_switch(&world, from, stateless, BACKLOG);
                 println!(
                     "{rtt},{loss},{from},{},{},{:.2},{:.2},{},{}",
                     if stateless { "stateless" } else { "stateful" },
@@ -349,12 +347,11 @@ fn negotiate__stateless_beside_stateful() {
 /// One switch from a graft with a window of 16 packets, and so many more in its ring, to `partial-reliability`.
 fn one_switch(
     world: &World,
-    port: u16,
     from: &str,
     stateless: bool,
     backlog: u64,
 ) -> (Duration, Duration, Switches) {
-    let (mut client, mut server) = pair(world, port, from, &[("window", 16)]);
+    let (mut client, mut server) = pair(world, from, &[("window", 16)]);
     let receiver = thread::spawn(move || {
         let mut buffer = vec![0; 2000];
         loop {

@@ -63,13 +63,7 @@ impl World {
     fn joined(&self, graft: &str, server: usize) -> [Socket; 2] {
         let at = SocketAddr::new(self.servers()[server], PORT);
         let socket = |mode, host| {
-            let mut made = None;
-            // The one before may still have the port.
-            until("a socket", || {
-                made = Socket::init(mode, at, &self.socket(host)).ok();
-                made.is_some()
-            });
-            let mut socket = made.expect("just made");
+            let mut socket = Socket::init(mode, at, &self.socket(host)).expect("a socket");
             socket.set_timeout(Some(PATIENCE));
             socket
         };

@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
@@ -52,6 +52,8 @@ use crate::{
 const SPARE_CLIENTS: usize = 1024;
 /// Connections reserved for root, so that the daemon can always be inspected and stopped.
 const FOR_ROOT: usize = 64;
+/// Time limit of releasing what closed connections held: threads that wait for a session notice within 0.2 s.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Epoll key of the listening socket, among the owners.
 const LISTENER: u64 = 0;
 
@@ -267,8 +269,7 @@ impl Service {
                     .modify(&connection.socket, &mut once(owner))
                     .is_ok();
             if !goes_on {
-                service.clients().remove(&owner);
-                service.broker.gone(owner);
+                service.forget(owner);
             }
         };
         let started = thread::Builder::new()
@@ -277,8 +278,30 @@ impl Service {
             .spawn(work);
         if let Err(error) = started {
             tracing::warn!(%error, "control socket: cannot start a thread for a request: connection closed");
-            self.clients().remove(&owner);
-            self.broker.gone(owner);
+            self.forget(owner);
+        }
+    }
+
+    /// Releases what a connection held, then the connection.
+    fn forget(&self, owner: Owner) {
+        self.broker.gone(owner);
+        self.clients().remove(&owner);
+    }
+
+    /// Waits until what connections held that have been closed by now is released: a receiver that closes its port gets
+    /// it again at once, as with TCP, though each connection has a thread of its own.
+    fn settle(&self) {
+        let mut closed: Vec<_> = (self.clients().iter())
+            .filter(|(_, connection)| hung_up(&connection.socket))
+            .map(|(owner, _)| *owner)
+            .collect();
+        let give_up = Instant::now() + SETTLE;
+        loop {
+            closed.retain(|owner| self.clients().contains_key(owner));
+            if closed.is_empty() || Instant::now() >= give_up {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -424,6 +447,7 @@ impl Service {
             }
             Request::Listen { port } => {
                 caller.may_listen(port)?;
+                self.settle();
                 plain(Listening {
                     key: self.broker.listen(owner, port)?,
                 })
