@@ -1,9 +1,7 @@
 //! Paths that take nothing of aware applications' but TCP, from the beginning and from some moment on.
 
 use std::{
-    fs,
-    net::SocketAddr,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
@@ -61,14 +59,9 @@ impl World {
 
     /// A session between two sockets.
     fn joined(&self, graft: &str, server: usize) -> [Socket; 2] {
-        let at = SocketAddr::new(self.servers()[server], PORT);
-        let socket = |mode, host| {
-            let mut socket = Socket::init(mode, at, &self.socket(host)).expect("a socket");
-            socket.set_timeout(Some(PATIENCE));
-            socket
-        };
-        let mut responder = socket(Mode::Responder, Host::Server);
-        let mut initiator = socket(Mode::Initiator, Host::Client);
+        let at = self.servers()[server];
+        let mut responder = self.aware_of(at, Mode::Responder, Host::Server, PORT);
+        let mut initiator = self.aware_of(at, Mode::Initiator, Host::Client, PORT);
         initiator.negotiate_over(graft, &[]).expect("a session");
         responder.validate().expect("a session");
         [initiator, responder]

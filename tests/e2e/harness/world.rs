@@ -249,8 +249,21 @@ impl World {
     /// A socket of an application on a host, for VTL port `port` of the server.
     #[track_caller]
     pub(crate) fn aware(&self, mode: Mode, host: Host, port: u16) -> Socket {
-        let at = SocketAddr::new(self.servers()[0], port);
-        let mut socket = Socket::init(mode, at, &self.socket(host)).expect("a socket");
+        self.aware_of(self.servers()[0], mode, host, port)
+    }
+
+    /// As [`World::aware`], with a server's address.
+    #[track_caller]
+    pub(crate) fn aware_of(&self, server: IpAddr, mode: Mode, host: Host, port: u16) -> Socket {
+        let at = SocketAddr::new(server, port);
+        let mut made = None;
+        // Until a child that another test has forked executes its program, it holds this process's descriptors, and the
+        // port of a socket that was closed here stays taken.
+        until("a socket", || {
+            made = Socket::init(mode, at, &self.socket(host)).ok();
+            made.is_some()
+        });
+        let mut socket = made.expect("a socket");
         socket.set_timeout(Some(PATIENCE));
         socket
     }
