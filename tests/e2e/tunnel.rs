@@ -1,7 +1,9 @@
 //! Paths that take nothing of aware applications' but TCP, from the beginning and from some moment on.
 
 use std::{
-    fs, thread,
+    fs,
+    net::SocketAddr,
+    thread,
     time::{Duration, Instant},
 };
 
