@@ -20,6 +20,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    task::coop::poll_proceed,
     time::{Sleep, sleep},
 };
 
@@ -190,6 +191,8 @@ impl Socket {
         direction: Direction,
         mut attempt: impl FnMut(&mut crate::Socket) -> Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
+        // A task that is never kept waiting yields to others at times, as with tokio's own sockets.
+        let budget = ready!(poll_proceed(cx));
         let waiting = &self.watched.waiting;
         // Register before the check, or a wake-up in between would be lost.
         waiting.register(direction, cx.waker());
@@ -202,7 +205,10 @@ impl Socket {
                 });
             }
             match result.transpose() {
-                Some(result) => return Poll::Ready(result),
+                Some(result) => {
+                    budget.made_progress();
+                    return Poll::Ready(result);
+                }
                 None => ready!(self.watched.poll())?,
             }
         }

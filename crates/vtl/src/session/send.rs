@@ -52,14 +52,13 @@ impl Session {
     /// `None`.
     fn room_or_wait(&mut self) -> Result<Option<usize>, Halt> {
         loop {
-            if self.is_cut() && !self.lost {
+            if !self.check_open()? {
                 return match self.is_left() {
                     true => Err(Halt::Succeeded),
                     // The daemon's answer is on its way, or earlier sessions have to be read.
                     false => Ok(None),
                 };
             }
-            self.check_open()?;
             let room = self.tx.room().min(BURST as u64) as usize;
             if room > 0 {
                 return Ok(Some(room));
@@ -273,10 +272,16 @@ impl Session {
         self.rx.available() == 0 && !self.incoming.is_begun()
     }
 
-    fn check_open(&self) -> Result<(), Error> {
+    /// False if a stateless switch has ended the session, and its successor decides. The state is read once: the daemon
+    /// changes it at any time.
+    ///
+    /// # Errors
+    /// The session has ended otherwise, or received forged data.
+    fn check_open(&self) -> Result<bool, Error> {
         self.check_forged()?;
         match self.tx.closed() {
-            None => Ok(()),
+            None => Ok(true),
+            Some(Closed::Cut) if !self.lost => Ok(false),
             Some(Closed::ByPeer) => Err(Error::ClosedByPeer(self.peer)),
             Some(Closed::Broken | Closed::Local | Closed::Cut) => Err(self.broken()),
         }
@@ -289,13 +294,14 @@ impl Session {
     pub(crate) fn delivered(&self) -> Result<bool, Error> {
         self.check_forged()?;
         if self.is_cut() && !self.lost {
-            // The successor decides.
             return Ok(false);
         }
         if self.tx.unacknowledged() == 0 {
             return Ok(true);
         }
-        self.check_open()?;
+        if !self.check_open()? {
+            return Ok(false);
+        }
         // Without the daemon, acknowledgements stop, and nothing else detects that.
         if !self.wakeups.daemon_lives()? {
             return Err(self.broken());
