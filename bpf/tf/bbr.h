@@ -24,7 +24,9 @@
  *   which, in flight is first reduced (EMPTY), then increased (TRY): a competitor's queue shrinks
  *   and grows (or overflows) with it; the round-trip time of a longer path does neither, and the
  *   model starts anew. Against a competitor the window follows CUBIC (RFC 9438) until the queue is
- *   seen empty again.
+ *   seen empty again. One that does not answer to losses either, such as BBRv1, would take all: as
+ *   long as losses come back sooner than CUBIC's could, the session holds two bandwidth-delay
+ *   products and does not answer either.
  * - Bandwidth reduction: a full queue that loses far more than the path's own loss rate discards
  *   the former maximum of the delivery rate.
  */
@@ -43,6 +45,7 @@
 #define VTL_BBR_DOWN_GAIN 192
 #define VTL_BBR_QUEUED_GAIN 240 /* CRUISE with a queue: rate samples are up to 6 % high */
 #define VTL_BBR_ROUNDS 10       /* the maximum filter of the rate */
+#define VTL_BBR_BETA 179        /* CUBIC's multiplicative decrease (RFC 9438, 4.6) */
 #define VTL_BBR_MIN_CWND 4
 #define VTL_BBR_INITIAL_CWND 32
 /* Round-trip time assumed where there is no sample. */
@@ -69,6 +72,15 @@
 #define VTL_BBR_LOSS_SLACK 1311
 /* Consecutive rounds without a queue after which a competitor is considered gone. */
 #define VTL_BBR_GONE 8
+/* HOLD begins when, so many times in a row, packets were lost before this share (in 16ths) of the
+ * window that the decrease before took away had come back. Flows of CUBIC that lost nothing
+ * themselves need K/2 to fill the room, after which 14/16 have come back. */
+#define VTL_BBR_HOLD_LOSSES 2
+#define VTL_BBR_HOLD_SHARE 11
+/* Window in HOLD, bandwidth-delay products in 256ths, and the least interval of probes, round
+ * trips. */
+#define VTL_BBR_HOLD_GAIN 512
+#define VTL_BBR_HOLD_CRUISE 5
 /* Share of reordered packets (1/8, in 65,536ths) from which on the minimum round trip is that of a
  * few that overtake the others. */
 #define VTL_BBR_LATE 8192
@@ -90,9 +102,10 @@ struct vtl_bbr {
     __u64 most;      /* window at the latest loss; in VTL_BBR_TRY: window of the phase */
     __u64 epoch_ns;  /* time of the latest loss */
     __u32 k_ms;      /* time from the epoch until the window is `most` again */
-    __u32 competing; /* 0 or 1 */
+    __u32 competing; /* enum vtl_bbr_competing */
     __u32 busy; /* consecutive times that the queue did not drain; while competing: rounds in a row
                  * without a queue until competition ends */
+    __u32 vain; /* consecutive decreases after which packets were lost again early */
     __u32 yielded; /* round of the latest multiplicative decrease */
     __u32 rounds;
     __u32 phase_round; /* round in which the phase began */
@@ -136,6 +149,10 @@ enum vtl_bbr_mode { VTL_BBR_STARTUP, VTL_BBR_DRAIN, VTL_BBR_PROBE_BW, VTL_BBR_PR
 /* Phases of VTL_BBR_PROBE_BW: UP probes for bandwidth, DOWN drains the probe's queue, CRUISE keeps
  * to the rate, EMPTY drains a standing queue, TRY tells whether the path has become longer. */
 enum vtl_bbr_phase { VTL_BBR_UP, VTL_BBR_DOWN, VTL_BBR_CRUISE, VTL_BBR_EMPTY, VTL_BBR_TRY };
+
+/* What the window follows: the model; CUBIC, against a competitor; or, against one that does not
+ * answer to losses, the model with a standing queue. */
+enum vtl_bbr_competing { VTL_BBR_ALONE, VTL_BBR_CUBIC, VTL_BBR_HOLD };
 
 /* Input of the model, per acknowledgement, and its output (`cwnd`, `pace`). */
 struct vtl_bbr_ack {
@@ -200,7 +217,7 @@ VTL_INLINE __u32 vtl_bbr_gain(const struct vtl_bbr *b) {
         case VTL_BBR_EMPTY:
             return VTL_BBR_DOWN_GAIN;
         default:
-            return b->queued ? VTL_BBR_QUEUED_GAIN : 256;
+            return b->queued && b->competing != VTL_BBR_HOLD ? VTL_BBR_QUEUED_GAIN : 256;
         }
     default:
         return 256;
@@ -377,12 +394,23 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
 }
 
 /* Multiplicative decrease (0.7) at the end of a round with losses, in competition, at most once in
- * two rounds: losses of the next were sent before the decrease. */
+ * two rounds: losses of the next were sent before the decrease. Or HOLD, where decreases are in
+ * vain. */
 VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->rounds - b->yielded < 2)
         return;
     b->yielded = b->rounds;
-    __u64 less = b->window * 179 / 256;
+    __u64 from = b->most * VTL_BBR_BETA / 256;
+    __u64 back = b->window > from ? b->window - from : 0;
+    int is_early = b->window < b->most && back * 16 < (b->most - from) * VTL_BBR_HOLD_SHARE;
+    b->vain = is_early ? b->vain + 1 : 0;
+    if (b->vain >= VTL_BBR_HOLD_LOSSES) {
+        b->competing = VTL_BBR_HOLD;
+        b->vain = 0;
+        vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
+        return;
+    }
+    __u64 less = b->window * VTL_BBR_BETA / 256;
     vtl_bbr_epoch(b, a, b->window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
 }
 
@@ -398,6 +426,8 @@ VTL_INLINE void vtl_bbr_probed(struct vtl_bbr *b, __u64 now, __u32 seen_us) {
 
 /* Enters PROBE_RTT. */
 VTL_INLINE void vtl_bbr_probe(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    if (b->competing == VTL_BBR_HOLD)
+        b->window = a->in_flight;
     b->mode = VTL_BBR_PROBE_RTT;
     b->phase_round = b->rounds;
     b->probe_rtt_end_ns = a->now + VTL_BBR_PROBE_RTT_NS + 3 * b->min_rtt_us * VTL_NS_PER_US;
@@ -491,7 +521,7 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u32 sent = a->told - b->round_sent;
     __u32 arrived = a->told_arrived - b->round_arrived;
     __u32 lost = arrived < sent ? sent - arrived : 0;
-    if (b->competing && (marked || a->lost > b->last_lost))
+    if (b->competing == VTL_BBR_CUBIC && (marked || a->lost > b->last_lost))
         vtl_bbr_yield(b, a);
     if (b->competing && b->queued)
         b->busy = VTL_BBR_GONE;
@@ -508,11 +538,11 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         vtl_bbr_drain(b);
     b->swelled = b->swelled << 1 & 3;
     /* Bandwidth reduction: the full queue loses far more than usual, so the latest round's rate is
-     * the bottleneck's. */
+     * the bottleneck's, unless the queue is being drained on purpose. */
     if (b->queued && (b->mode == VTL_BBR_DRAIN || b->mode == VTL_BBR_PROBE_BW) && !b->competing &&
-        sent >= VTL_BBR_LOSS_PACKETS && lost > sent / 8 && lost > usual)
+        !emptying && sent >= VTL_BBR_LOSS_PACKETS && lost > sent / 8 && lost > usual)
         vtl_bbr_slower(b, vtl_bbr_latest(b));
-    if (b->queued && measured && b->rounds - b->phase_round >= 2 &&
+    if (b->queued && measured && b->competing != VTL_BBR_HOLD && b->rounds - b->phase_round >= 2 &&
         (b->mode == VTL_BBR_DRAIN || (b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_CRUISE)))
         vtl_bbr_empty(b, a);
     if (b->competing && vtl_bbr_alone(b, a, marked || lost > usual))
@@ -610,11 +640,14 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         return 0;
     __u64 rtt_ns = b->min_rtt_us * VTL_NS_PER_US;
     __u64 spent = a->now - b->phase_ns;
+    /* 2 to 5 round trips, 5 to 8 in HOLD, desynchronised from others: a flow with more than its
+     * share loses to those that probe while it cruises. */
+    __u32 rounds = (b->competing ? VTL_BBR_HOLD_CRUISE : 2) + (b->phase_ns >> 10 & 3);
     int empty = a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b, a);
     if (b->mode == VTL_BBR_DRAIN) {
         if (vtl_bbr_drained(b, a))
             vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
-    } else if (b->mode == VTL_BBR_PROBE_BW && !b->competing) {
+    } else if (b->mode == VTL_BBR_PROBE_BW && b->competing != VTL_BBR_CUBIC) {
         switch (b->phase) {
         case VTL_BBR_UP:
             if (spent < rtt_ns)
@@ -628,7 +661,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
             break;
         case VTL_BBR_DOWN:
             /* Until the probe's queue is drained. */
-            if (vtl_bbr_drained(b, a) || spent > 2 * rtt_ns)
+            if (vtl_bbr_drained(b, a) || spent > (b->competing ? 1 : 2) * rtt_ns)
                 vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
             break;
         case VTL_BBR_EMPTY:
@@ -642,14 +675,22 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
             }
             break;
         default:
-            /* 2 to 5 round trips, desynchronised from others: a flow with more than its share loses
-             * to those that probe while it cruises. */
-            if (!b->queued && spent > (2 + (b->phase_ns >> 10 & 3)) * rtt_ns)
+            if ((b->competing || !b->queued) && spent > rounds * rtt_ns)
                 vtl_bbr_enter(b, a, VTL_BBR_UP);
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns && b->probe_us != ~0u) {
-        if (b->probe_us <= vtl_bbr_empty_us(b, a))
-            b->competing = b->busy = 0;
+        /* After HOLD a decrease shows whether the competitor answers by now. */
+        if (b->competing == VTL_BBR_HOLD) {
+            b->competing = VTL_BBR_CUBIC;
+            b->vain = VTL_BBR_HOLD_LOSSES - 1;
+            b->yielded = b->rounds;
+            vtl_bbr_epoch(b, a, b->window, b->window * VTL_BBR_BETA / 256);
+        }
+        if (b->probe_us <= vtl_bbr_empty_us(b, a)) {
+            /* One that is back, as BBRv1 is after its own probe, is known at once. */
+            b->busy = b->competing ? 2 : 0;
+            b->competing = VTL_BBR_ALONE;
+        }
         vtl_bbr_probed(b, a->now, b->probe_us);
         vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
     }
@@ -708,7 +749,7 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         cwnd = vtl_bbr_bdp(b, bw, b->rounds - b->phase_round < 2 ? 256 : 128);
         if (b->competing && cwnd > b->window)
             cwnd = b->window;
-    } else if (b->competing) {
+    } else if (b->competing == VTL_BBR_CUBIC) {
         cwnd = vtl_bbr_cubic(b, a);
         /* 1.25 windows per round trip, in packets per 1,024 s */
         pace = cwnd * 1280 * 1000000 / own;
@@ -717,7 +758,8 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         int starting = b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN;
         int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY;
         int trying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_TRY;
-        cwnd = vtl_bbr_bdp(b, made_up, starting ? 512 : VTL_BBR_UP_GAIN);
+        __u32 gain = starting ? 512 : b->competing ? VTL_BBR_HOLD_GAIN : VTL_BBR_UP_GAIN;
+        cwnd = vtl_bbr_bdp(b, made_up, gain);
         /* One bandwidth-delay product drains a queue of our own without a gap; after two rounds in
          * vain 0.75, as several flows may share it. */
         if (emptying)
