@@ -642,7 +642,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u64 spent = a->now - b->phase_ns;
     /* 2 to 5 round trips, 5 to 8 in HOLD, desynchronised from others: a flow with more than its
      * share loses to those that probe while it cruises. */
-    __u32 rounds = (b->competing ? VTL_BBR_HOLD_CRUISE : 2) + (b->phase_ns >> 10 & 3);
+    __u32 cruise = (b->competing ? VTL_BBR_HOLD_CRUISE : 2) + (b->phase_ns >> 10 & 3);
     int empty = a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b, a);
     if (b->mode == VTL_BBR_DRAIN) {
         if (vtl_bbr_drained(b, a))
@@ -675,7 +675,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
             }
             break;
         default:
-            if ((b->competing || !b->queued) && spent > rounds * rtt_ns)
+            if ((b->competing || !b->queued) && spent > cruise * rtt_ns)
                 vtl_bbr_enter(b, a, VTL_BBR_UP);
         }
     } else if (b->mode == VTL_BBR_PROBE_RTT && a->now > b->probe_rtt_end_ns && b->probe_us != ~0u) {

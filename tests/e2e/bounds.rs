@@ -98,11 +98,11 @@ fn bounds__of_a_session_are_told_and_refused() {
     let Some(world) = World::with_daemons("bounds-session", &Link::new(400.0, 50.0)) else {
         return;
     };
-    let socket = |mode, host| world.aware(mode, host, 7300);
+    let socket = |mode| world.aware(mode, 7300);
     let mut wanted = Requirements::STREAM;
     wanted.qos.max_delay_ms = Some(100);
-    let mut server = socket(Mode::Responder, Host::Server);
-    let mut client = socket(Mode::Initiator, Host::Client);
+    let mut server = socket(Mode::Responder);
+    let mut client = socket(Mode::Initiator);
     client
         .negotiate(&wanted)
         .expect("nothing is known of the path");
@@ -119,7 +119,7 @@ fn bounds__of_a_session_are_told_and_refused() {
         "{missed}"
     );
     assert_eq!(missed["bound"], "max_delay", "{missed}");
-    let mut other = socket(Mode::Initiator, Host::Client);
+    let mut other = socket(Mode::Initiator);
     let error = other.negotiate(&wanted).expect_err("refused").to_string();
     assert!(
         error.contains("one way") && error.contains("max_delay is 100"),

@@ -64,14 +64,6 @@ fn script(words: &[&str]) -> Vec<String> {
     first.into_iter().chain(words).collect()
 }
 
-fn socket(world: &World, mode: Mode) -> Socket {
-    let host = match mode {
-        Mode::Initiator => Host::Client,
-        Mode::Responder => Host::Server,
-    };
-    world.aware(mode, host, PORT)
-}
-
 /// Sends messages of all lengths that are special, and wants them back.
 fn exchange(socket: &mut Socket, most: usize) {
     let packet = socket.max_packet();
@@ -104,7 +96,7 @@ fn messages__of_64_mb_from_rust_to_c_and_back() {
         return;
     };
     let mut server = serve(&world, program(&world, &["serve-messages"]));
-    let mut client = socket(&world, Mode::Initiator);
+    let mut client = world.aware(Mode::Initiator, PORT);
     client.negotiate(&Requirements::STREAM).expect("a session");
     let error = client.send_message(&vec![0; LONGEST + 1]);
     assert!(matches!(error, Err(Error::MessageSize { .. })), "{error:?}");
@@ -126,7 +118,7 @@ fn messages__from_c_and_python_to_rust_and_back() {
         script(&["asyncio", &address, &most]),
     ];
     for client in clients {
-        let server = socket(&world, Mode::Responder);
+        let server = world.aware(Mode::Responder, PORT);
         let server = thread::spawn(move || echo(server));
         send(&world, client);
         server.join().expect("the echo");
@@ -143,7 +135,7 @@ fn messages__from_rust_to_python_and_back() {
     until("the script waits at its port", || {
         world.status(Host::Server)["listeners"][0].is_number()
     });
-    let mut client = socket(&world, Mode::Initiator);
+    let mut client = world.aware(Mode::Initiator, PORT);
     client.negotiate(&Requirements::STREAM).expect("a session");
     exchange(&mut client, 16 << 20);
     client.close().expect("closed");
@@ -156,8 +148,8 @@ fn messages__over_every_graft_with_reliability_and_order_and_no_other() {
         return;
     };
     for graft in vtl_bpf::objects::GRAFTS.iter().map(|(name, _)| *name) {
-        let server = socket(&world, Mode::Responder);
-        let mut client = socket(&world, Mode::Initiator);
+        let server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         // Without congestion control it would rather fill the link.
         let params: &[(&str, u32)] = match graft {
             "udp-plus" => &[("rate", 100_000)],
@@ -193,8 +185,8 @@ fn messages__in_lanes_overtake_those_of_others_only() {
     let Some(world) = World::with_daemons("msg-lanes", &lossy()) else {
         return;
     };
-    let mut server = socket(&world, Mode::Responder);
-    let mut client = socket(&world, Mode::Initiator);
+    let mut server = world.aware(Mode::Responder, PORT);
+    let mut client = world.aware(Mode::Initiator, PORT);
     let mut wanted = Requirements {
         services: Services::RELIABLE | Services::PARTIAL_ORDER,
         ..Requirements::default()
@@ -241,8 +233,8 @@ fn messages__cut_off_by_the_senders_end_are_no_messages() {
     };
     let message = payload(LONGEST, 7);
     for how in ["close", "drop"] {
-        let mut server = socket(&world, Mode::Responder);
-        let mut client = socket(&world, Mode::Initiator);
+        let mut server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         client.negotiate(&Requirements::STREAM).expect("a session");
         client.send_message(b"whole").expect("sent");
         server.validate().expect("a session");
@@ -265,7 +257,7 @@ fn messages__cut_off_by_the_senders_end_are_no_messages() {
         assert!(matches!(end, Err(Error::Broken(_))), "{how}: {end:?}");
     }
     // A program that is killed.
-    let mut server = socket(&world, Mode::Responder);
+    let mut server = world.aware(Mode::Responder, PORT);
     let address: IpAddr = world.servers()[0];
     let most = LONGEST.to_string();
     let words = program(&world, &["messages", &address.to_string(), &most]);

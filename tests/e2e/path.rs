@@ -70,8 +70,8 @@ fn path__grows_between_sessions() {
         return;
     };
     let echoed = || {
-        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+        let mut server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         client
             .negotiate(&vtl::Requirements::STREAM)
             .expect("a session");
@@ -102,8 +102,8 @@ fn path__sessions_that_cannot_follow_end() {
         return;
     };
     for graft in ["partial-order", "partial-reliability"] {
-        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+        let mut server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         // No packet may be lost for good.
         let params: &[(&str, u32)] = match graft {
             "partial-order" => &[],
@@ -120,8 +120,8 @@ fn path__sessions_that_cannot_follow_end() {
         server.join().expect("the echo");
         drop(client);
         // The next one knows.
-        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+        let mut server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         client.negotiate_over(graft, params).expect("a session");
         server.validate().expect("a session");
         let server = thread::spawn(move || echo(server));
@@ -157,8 +157,8 @@ fn path__applications_learn_what_a_packet_takes_now() {
         return;
     };
     for graft in ["selective-repeat", "udp"] {
-        let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+        let mut server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         client.negotiate_over(graft, &[]).expect("a session");
         server.validate().expect("a session");
         let server = thread::spawn(move || echo(server));
@@ -205,8 +205,8 @@ fn path__applications_learn_what_a_packet_takes_now() {
         server.join().expect("the echo");
         shrink(&world, 1500);
         // What was found out is for everybody who goes there.
-        let server = world.aware(Mode::Responder, Host::Server, PORT);
-        let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+        let server = world.aware(Mode::Responder, PORT);
+        let mut client = world.aware(Mode::Initiator, PORT);
         client.negotiate_over(graft, &[]).expect("a session");
         assert_eq!(client.max_packet(), now);
         drop((client, server));

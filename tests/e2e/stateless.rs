@@ -33,8 +33,8 @@ fn tolerant() -> Requirements {
 
 /// A client and a server with a session over this graft, which may lose something.
 fn pair(world: &World, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) {
-    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+    let mut server = world.aware(Mode::Responder, PORT);
+    let mut client = world.aware(Mode::Initiator, PORT);
     (client.negotiate_exactly(&tolerant(), graft, params)).expect("a session");
     server.validate().expect("a session");
     (client, server)
@@ -261,8 +261,8 @@ fn negotiate__stateless_is_refused_where_nothing_may_be_lost() {
     let Some(world) = World::with_daemons("stateless-no", &Link::new(10.0, 100.0)) else {
         return;
     };
-    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+    let mut server = world.aware(Mode::Responder, PORT);
+    let mut client = world.aware(Mode::Initiator, PORT);
     client.negotiate(&Requirements::STREAM).expect("a session");
     server.validate().expect("a session");
     let refused = |socket: &mut Socket, why: &str| {

@@ -26,8 +26,8 @@ fn world(name: &str) -> Option<World> {
 
 /// A client and a server with a session by this graft, or by what is chosen.
 fn pair(world: &World, graft: Option<&str>) -> (Socket, Socket) {
-    let mut server = world.aware(Mode::Responder, Host::Server, PORT);
-    let mut client = world.aware(Mode::Initiator, Host::Client, PORT);
+    let mut server = world.aware(Mode::Responder, PORT);
+    let mut client = world.aware(Mode::Initiator, PORT);
     match graft {
         Some(graft) => client.negotiate_over(graft, &[]),
         None => client.negotiate(&Requirements::STREAM),

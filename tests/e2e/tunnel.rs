@@ -61,9 +61,9 @@ impl World {
 
     /// A session between two sockets.
     fn joined(&self, graft: &str, server: usize) -> [Socket; 2] {
-        let at = self.servers()[server];
-        let mut responder = self.aware_of(at, Mode::Responder, Host::Server, PORT);
-        let mut initiator = self.aware_of(at, Mode::Initiator, Host::Client, PORT);
+        let at = SocketAddr::new(self.servers()[server], PORT);
+        let mut responder = self.aware_at(at, Mode::Responder, Host::Server);
+        let mut initiator = self.aware_at(at, Mode::Initiator, Host::Client);
         initiator.negotiate_over(graft, &[]).expect("a session");
         responder.validate().expect("a session");
         [initiator, responder]
@@ -219,13 +219,8 @@ fn tunnel__strangers_take_nothing_away() {
     // The server is where they go, and where the session is opened from: nobody can take the
     // client's own connections.
     let at = SocketAddr::new(world.testbed.addr4(Host::Client).into(), PORT);
-    let socket = |mode, host| {
-        let mut socket = Socket::init(mode, at, &world.socket(host)).expect("a socket");
-        socket.set_timeout(Some(PATIENCE));
-        socket
-    };
-    let mut responder = socket(Mode::Responder, Host::Client);
-    let mut initiator = socket(Mode::Initiator, Host::Server);
+    let mut responder = world.aware_at(at, Mode::Responder, Host::Client);
+    let mut initiator = world.aware_at(at, Mode::Initiator, Host::Server);
     initiator.negotiate_over("stream", &[]).expect("a session");
     responder.validate().expect("a session");
     let mut strangers = world

@@ -288,8 +288,18 @@ impl Service {
         self.clients().remove(&owner);
     }
 
-    /// Waits until what connections held that have been closed by now is released: a receiver that closes its port gets
-    /// it again at once, as with TCP, though each connection has a thread of its own.
+    /// Listens on a port. Before it is taken for another's, what connections held that have been closed by now is
+    /// released: a receiver that closes its port gets it again at once, as with TCP, though each connection has a thread
+    /// of its own.
+    fn listen(&self, owner: Owner, port: u16) -> Result<u64, String> {
+        let listen = || self.broker.listen(owner, port);
+        listen().or_else(|_| {
+            self.settle();
+            listen()
+        })
+    }
+
+    /// Waits until what connections held that have been closed by now is released.
     fn settle(&self) {
         let mut closed: Vec<_> = (self.clients().iter())
             .filter(|(_, connection)| hung_up(&connection.socket))
@@ -447,9 +457,8 @@ impl Service {
             }
             Request::Listen { port } => {
                 caller.may_listen(port)?;
-                self.settle();
                 plain(Listening {
-                    key: self.broker.listen(owner, port)?,
+                    key: self.listen(owner, port)?,
                 })
             }
             Request::Accept { key } => {

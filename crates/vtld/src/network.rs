@@ -30,7 +30,7 @@ impl Network {
 }
 
 /// Those who wait for something, which anybody may ask for: a bounded number, and of one network at most a quarter.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Waiting {
     all: Rc<RefCell<Vec<Network>>>,
     max: usize,

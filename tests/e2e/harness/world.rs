@@ -246,16 +246,19 @@ impl World {
         self.testbed.daemon_socket(host)
     }
 
-    /// A socket of an application on a host, for VTL port `port` of the server.
+    /// A socket of an application for VTL port `port` of the server: there, or at the client.
     #[track_caller]
-    pub(crate) fn aware(&self, mode: Mode, host: Host, port: u16) -> Socket {
-        self.aware_of(self.servers()[0], mode, host, port)
+    pub(crate) fn aware(&self, mode: Mode, port: u16) -> Socket {
+        let host = match mode {
+            Mode::Initiator => Host::Client,
+            Mode::Responder => Host::Server,
+        };
+        self.aware_at(SocketAddr::new(self.servers()[0], port), mode, host)
     }
 
-    /// As [`World::aware`], with a server's address.
+    /// A socket of an application on a host, for an address and VTL port.
     #[track_caller]
-    pub(crate) fn aware_of(&self, server: IpAddr, mode: Mode, host: Host, port: u16) -> Socket {
-        let at = SocketAddr::new(server, port);
+    pub(crate) fn aware_at(&self, at: SocketAddr, mode: Mode, host: Host) -> Socket {
         let mut made = None;
         // Until a child that another test has forked executes its program, it holds this process's descriptors, and the
         // port of a socket that was closed here stays taken.

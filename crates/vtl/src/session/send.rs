@@ -293,15 +293,14 @@ impl Session {
     /// The session broke, or received forged data: no orderly end then.
     pub(crate) fn delivered(&self) -> Result<bool, Error> {
         self.check_forged()?;
-        if self.is_cut() && !self.lost {
+        let open = self.check_open();
+        if matches!(open, Ok(false)) {
             return Ok(false);
         }
         if self.tx.unacknowledged() == 0 {
             return Ok(true);
         }
-        if !self.check_open()? {
-            return Ok(false);
-        }
+        open?;
         // Without the daemon, acknowledgements stop, and nothing else detects that.
         if !self.wakeups.daemon_lives()? {
             return Err(self.broken());

@@ -1,6 +1,5 @@
 //! The broker: opens, ends and watches sessions, and runs their egress. One thread opens and ends sessions
-//! (`control_broker/`), others run egress (`shard/`), or
-//! load grafts (`launcher.rs`); this module is the handle to them.
+//! (`control_broker/`), others run egress (`shard/`), or load grafts (`launcher.rs`); this module is the handle to them.
 
 mod bounds;
 mod by_tcp;
