@@ -515,15 +515,20 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
     return opt->len;
 }
 
-/* Whether a middlebox seems to drop segments with the option: after the handshake, five
- * retransmissions, or as many segments received without an acknowledgement of data. Fewer may be
- * due to an outage, and without the option the peer would take the connection for a plain one. Not
- * for control connections, which are useless without it. */
-static __always_inline int is_option_blocked(struct bpf_sock_ops *ops,
-                                             const struct vtl_own_socket *own) {
+/* Whether a middlebox or this host's own packet filter seems to drop segments with the option:
+ * after the handshake, VTL_OPTION_MS without an acknowledgement of data since any was sent or
+ * anything received, or six segments received. Less may be due to an outage, and without the option
+ * the peer would take the connection for a plain one. Retransmissions are not counted: what the own
+ * filter drops is unsent for the kernel, which probes (RFC 9293, 3.8.6.1). Not for control
+ * connections, which are useless without the option. */
+static __always_inline int is_option_blocked(struct bpf_sock_ops *ops, struct vtl_own_socket *own) {
+    __u32 now = bpf_ktime_get_ns() / 1000000 | 1; /* never 0 */
+
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_SOCK_FLOW) || !own->flow.number)
         return 0;
-    return ops->total_retrans - own->sent_again > 4 || ops->segs_in > 5;
+    if (!own->unheard_since && (ops->data_segs_out || ops->segs_in > 1))
+        own->unheard_since = now;
+    return ops->segs_in > 5 || (own->unheard_since && now - own->unheard_since > VTL_OPTION_MS);
 }
 
 SEC("sockops")
@@ -586,7 +591,6 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         if (!own || !(own->flags & VTL_SOCK_OFFER))
             break;
-        own->sent_again = ops->total_retrans;
         if (peers_option(ops, &opt, 0))
             own->flags |= VTL_SOCK_PEER;
         else
@@ -601,7 +605,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         len = peers_option(ops, &opt, 0);
         accepted.flags = VTL_SOCK_LISTEN | (len ? VTL_SOCK_PEER | VTL_SOCK_FLOW : 0);
         accepted.flow = opt.flow;
-        accepted.sent_again = 0;
+        accepted.unheard_since = 0;
         bpf_map_update_elem(&vtl_own, &cookie, &accepted, BPF_ANY);
         break;
     }

@@ -471,52 +471,63 @@ fn ways__one_that_is_closed_meanwhile() {
     );
 }
 
+/// A host's packet filter, and the hook there. What is dropped as it leaves is unsent for the host's own TCP.
+type Hook = (Host, &'static str);
+const CLIENT_OUT: Hook = (Host::Client, "postrouting");
+const SERVER_OUT: Hook = (Host::Server, "postrouting");
+const SERVER_IN: Hook = (Host::Server, "prerouting");
+
 /// Networks that do not like the TCP option of discovery, or not much of UDP: where it meets what, and
 /// the rules of the packet filter for it.
-const MEDDLERS: [(&str, Host, &str); 9] = [
+const MEDDLERS: [(&str, Hook, &str); 10] = [
     (
         "SYNs lose it",
-        Host::Client,
+        CLIENT_OUT,
         "tcp flags syn reset tcp option 253",
     ),
     (
         "answers lose it",
-        Host::Server,
+        SERVER_OUT,
         "tcp flags syn reset tcp option 253",
     ),
     (
         "SYNs with it are dropped",
-        Host::Client,
+        CLIENT_OUT,
         "tcp flags syn tcp option 253 exists drop",
     ),
     (
         "answers with it are dropped",
-        Host::Server,
+        SERVER_OUT,
         "tcp flags syn tcp option 253 exists drop",
     ),
     (
         "acknowledgements lose it",
-        Host::Client,
+        CLIENT_OUT,
         "tcp flags & syn == 0 reset tcp option 253",
     ),
     (
         "acknowledgements lose it, and VTL is for nobody",
-        Host::Client,
+        CLIENT_OUT,
         "tcp flags & syn == 0 reset tcp option 253; meta l4proto { 253, udp } drop",
     ),
     (
         "acknowledgements with it are dropped",
-        Host::Client,
+        CLIENT_OUT,
+        "tcp flags & syn == 0 tcp option 253 exists drop",
+    ),
+    (
+        "acknowledgements with it are dropped elsewhere",
+        SERVER_IN,
         "tcp flags & syn == 0 tcp option 253 exists drop",
     ),
     (
         "it is mangled",
-        Host::Client,
+        CLIENT_OUT,
         "tcp option 253 exists tcp option @253,16,16 set 0xffff",
     ),
     (
         "UDP is for few and VTL for nobody",
-        Host::Client,
+        CLIENT_OUT,
         "meta l4proto 253 drop; meta l4proto udp limit rate over 20/second burst 20 packets drop",
     ),
 ];
@@ -531,20 +542,20 @@ fn ways__middleboxes_that_meddle_behind_handshakes() {
     meddle("meddlers", &MEDDLERS[4..]);
 }
 
-fn meddle(name: &str, meddlers: &[(&str, Host, &str)]) {
+fn meddle(name: &str, meddlers: &[(&str, Hook, &str)]) {
     let Some(mut world) = World::bare(name, &Link::new(20.0, 30.0)) else {
         return;
     };
     world.start_web();
     world.serve("f", SIZE);
-    for (i, &(what, host, rule)) in meddlers.iter().enumerate() {
+    for (i, &(what, (host, hook), rule)) in meddlers.iter().enumerate() {
         // A kind of network has either family.
         let server = world.servers()[i % 2];
         let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
         let rules = format!(
             "table inet meddler {{
                 chain out {{
-                    type filter hook postrouting priority 0;
+                    type filter hook {hook} priority 0;
                     {rules}
                 }}
             }}"

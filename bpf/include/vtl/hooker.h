@@ -168,6 +168,10 @@ enum {
     VTL_NEAR_SLOW = 4,
 };
 
+/* For how long a connection's segments repeat the option though no data is acknowledged: about what
+ * five retransmissions take, 200 ms and doubling. */
+enum { VTL_OPTION_MS = 5000 };
+
 enum vtl_own_socket_flag {
     VTL_SOCK_OFFER = 1 << 0,   /* send the option: in SYN (active) or SYN/ACK (passive) */
     VTL_SOCK_PEER = 1 << 1,    /* the peer has sent the option */
@@ -188,7 +192,7 @@ struct vtl_flow_name {
 struct vtl_own_socket {
     __u32 flags; /* enum vtl_own_socket_flag */
     struct vtl_flow_name flow;
-    __u32 sent_again; /* retransmitted segments at the time of the SYN/ACK */
+    __u32 unheard_since; /* no data acknowledged since, ms, monotonic; 0: not looked at */
 };
 
 /* Indexes of the SOCKMAP `vtl_steer`: the steering listeners. */
