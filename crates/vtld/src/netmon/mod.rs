@@ -56,7 +56,7 @@ impl fmt::Display for Evidence {
 
 /// What one kind of connection has told of a path.
 #[derive(Debug)]
-struct Told {
+struct Source {
     evidence: Evidence,
     estimator: Estimator,
     /// When a connection was last read.
@@ -75,7 +75,7 @@ pub struct NetMonitor {
 /// What was told, by host.
 #[derive(Debug, Default)]
 struct Hosts {
-    known: HashMap<IpAddr, Vec<Told>>,
+    known: HashMap<IpAddr, Vec<Source>>,
     /// When there was no room for another one.
     full: Option<Instant>,
 }
@@ -128,7 +128,7 @@ impl NetMonitor {
             (Some(place), _) => place,
             (None, None) => return,
             (None, Some(_)) => {
-                told.push(Told {
+                told.push(Source {
                     evidence,
                     estimator: Estimator::default(),
                     read: at,
@@ -177,7 +177,7 @@ impl NetMonitor {
     }
 }
 
-impl Told {
+impl Source {
     fn is_kept(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.read) < KEPT
     }
@@ -206,7 +206,7 @@ impl Hosts {
             !told.is_empty()
         });
         if self.known.len() >= MAX_HOSTS {
-            let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
+            let read = |told: &Vec<Source>| told.iter().map(|told| told.read).max();
             let hosts = self.known.iter();
             let hosts = hosts.filter_map(|(peer, told)| Some((read(told)?, *peer)));
             if let Some((read, first)) = hosts.min()

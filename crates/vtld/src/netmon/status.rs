@@ -8,7 +8,7 @@ use std::{
 use vtl_control::{PathList, PathReport, PathStatus};
 use vtl_core::netmon::{Metrics, best};
 
-use super::{Evidence, NetMonitor, Told, exporter::Row};
+use super::{Evidence, NetMonitor, Source, exporter::Row};
 
 /// Maximum number of paths in one message.
 const PAGE: usize = 100;
@@ -66,7 +66,7 @@ impl NetMonitor {
     }
 }
 
-fn report(peer: IpAddr, told: &[Told], now: Instant) -> Option<PathReport> {
+fn report(peer: IpAddr, told: &[Source], now: Instant) -> Option<PathReport> {
     let told: Vec<_> = told.iter().filter(|told| told.is_kept(now)).collect();
     let aged: Vec<_> = told.iter().map(|told| told.aged(now)).collect();
     let (main, metrics) = best(&aged)?;
