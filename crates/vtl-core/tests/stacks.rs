@@ -111,6 +111,7 @@ impl Session {
             self.heard_at = now;
         }
         StackState {
+            link_rate: 0,
             id: self.id(),
             path: self.number as u8,
             rtt_ns: self.rtt(),

@@ -403,7 +403,7 @@ impl Service {
             }
             request @ Request::Events { .. } => happened(request, caller, gone),
             Request::PathList { from } => plain(self.broker.monitor().list(from)),
-            Request::PathShow { peer } => plain(self.broker.monitor().report(peer)?),
+            Request::PathShow { peer } => plain(self.broker.monitor().report_with_link(peer)?),
             request @ (Request::PeerList { .. }
             | Request::PeerTrust(_)
             | Request::PeerForget { .. }) => self.peer(request, caller),

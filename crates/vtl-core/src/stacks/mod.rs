@@ -40,6 +40,8 @@ pub struct StackState {
     pub rtt_ns: u64,
     /// Rate at which it sends, bytes/s; 0: unknown.
     pub rate: u64,
+    /// Rate of the link layer of this host's interface, bytes/s; 0: unknown. It sends no faster, whatever it believes.
+    pub link_rate: u64,
     /// Bytes that it was given and that have not been acknowledged, sent or not.
     pub unacked: u64,
     /// Whether it takes a chunk now.
@@ -55,9 +57,13 @@ pub struct StackState {
 impl StackState {
     fn rate(&self) -> u64 {
         let initial = u128::from(INITIAL_WINDOW) * 1_000_000_000 / u128::from(self.rtt_ns.max(1));
-        match self.rate {
+        let rate = match self.rate {
             0 => u64::try_from(initial).unwrap_or(u64::MAX).max(1),
             rate => rate,
+        };
+        match self.link_rate {
+            0 => rate,
+            link_rate => rate.min(link_rate),
         }
     }
 
@@ -163,6 +169,7 @@ pub(crate) mod tests {
             path: number as u8,
             rtt_ns: rtt_ms * MS,
             rate: mbit * 125_000,
+            link_rate: 0,
             unacked: 0,
             has_room: true,
             is_late: false,
@@ -200,6 +207,23 @@ pub(crate) mod tests {
             ..idle
         };
         assert_eq!(nothing.arrival_ns(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn arrival__no_faster_than_the_link_layer() {
+        // By its initial window 14 ms; by a modem of 1 Mbit/s, 112.
+        let new = StackState {
+            rate: 0,
+            link_rate: 125_000,
+            ..stack(1, 10, 1)
+        };
+        assert_eq!(new.arrival_ns(14_000), 117 * MS);
+        let starting = StackState {
+            rate: 25_000_000,
+            ..new
+        };
+        assert_eq!(starting.arrival_ns(14_000), 117 * MS);
+        assert_eq!(starting.chunk_len(), 1250);
     }
 
     #[test]

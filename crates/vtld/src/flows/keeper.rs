@@ -227,6 +227,7 @@ impl Flows {
                 peer.look(after);
                 peer.count_memory();
                 peer.follow_room();
+                self.follow_links(&peer);
             }
         }
     }

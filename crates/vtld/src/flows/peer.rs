@@ -78,6 +78,8 @@ struct Running {
     sent: Cell<u64>,
     received: Cell<u64>,
     watch: RefCell<Watch>,
+    /// Rate of the link layer below it, bytes/s; 0: unknown, or nobody looks.
+    link_rate: Cell<u64>,
 }
 
 /// Removes a carrier on drop, also if its task panics (in a third-party library).
@@ -725,6 +727,7 @@ impl Peer {
             sent: Cell::new(0),
             received: Cell::new(0),
             watch: RefCell::default(),
+            link_rate: Cell::new(0),
         };
         self.tell_carrier_up(id, &running);
         self.carriers.borrow_mut().insert(id, running);

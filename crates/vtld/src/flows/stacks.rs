@@ -52,6 +52,19 @@ impl Flows {
         Rc::clone(addresses)
     }
 
+    /// Tells schedulers what the link layer says of each path.
+    pub(super) fn follow_links(&self, peer: &Peer) {
+        if !peer.is_spread() {
+            return;
+        }
+        let own = self.addresses().all();
+        let monitor = self.broker.monitor();
+        peer.note_link_rates(|local| {
+            let own = own.iter().find(|own| own.address == local)?;
+            monitor.link_of(own.index).rate
+        });
+    }
+
     /// Keeps sessions on further paths open while flows are spread. Never returns.
     pub(super) async fn open_stacks(self: &Rc<Self>, peer: &Rc<Peer>) {
         peer.until(Peer::is_spread).await;

@@ -375,7 +375,7 @@ impl CarrierPolicy {
                 policy.bounds = *bounds;
             }
             Carrier::Graft(name) => {
-                policy.options = Some(CarrierOptions::Graft(name.clone()).into())
+                policy.options = Some(CarrierOptions::Graft(name.clone()).into());
             }
             Carrier::Services(wanted) => {
                 policy.options = Some(CarrierOptions::Services(*wanted).into());
@@ -383,7 +383,7 @@ impl CarrierPolicy {
                 policy.required = policy.encrypted;
             }
             Carrier::Multipath(scheduler) => {
-                policy.options = Some(CarrierOptions::Spread(*scheduler).into())
+                policy.options = Some(CarrierOptions::Spread(*scheduler).into());
             }
             Carrier::Flows(kind) => policy.kind = Some(*kind),
             Carrier::Stack(spec) => {

@@ -3,10 +3,12 @@
 //! Three threads read counters, each those of its own connections, and add what has come since to one table:
 //! `vtl-broker` sessions (`session.rs`; 10 times a second, at most 1,024 each time), `vtl-flows` other carriers and flows'
 //! own TCP connections (`carrier.rs`, `tcp.rs`; 10 times a second, at most 256 connections a second), `vtl-proxy`
-//! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`.
+//! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`. What the
+//! link layer of this host says (`link_layer.rs`) is asked for where a rule or a scheduler needs it.
 
 mod carrier;
 mod exporter;
+mod link_layer;
 mod session;
 mod status;
 mod tcp;
@@ -15,15 +17,16 @@ use std::{
     collections::HashMap,
     fmt,
     net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use vtl_core::netmon::{Counters, Estimator, Metrics, Tracker, best};
+use vtl_core::netmon::{Counters, Estimator, Link, Metrics, Tracker, best};
 use vtl_proto::carrier::Kind;
 
 pub(crate) use carrier::counters as of_carrier;
 pub use exporter::{Loopback, serve};
+use link_layer::LinkLayers;
 pub(crate) use session::counters as of_session;
 pub(crate) use tcp::{MAX_READ, TcpWatch, losses, mptcp};
 
@@ -69,6 +72,7 @@ struct Source {
 #[derive(Debug)]
 pub struct NetMonitor {
     began: Instant,
+    links: Arc<LinkLayers>,
     hosts: Mutex<Hosts>,
 }
 
@@ -84,6 +88,7 @@ impl Default for NetMonitor {
     fn default() -> Self {
         Self {
             began: Instant::now(),
+            links: Arc::default(),
             hosts: Mutex::default(),
         }
     }
@@ -159,6 +164,17 @@ impl NetMonitor {
         let aged = kept.map(|told| told.aged(now));
         let recent: Vec<_> = aged.filter(|(of, _)| *of <= age).collect();
         Some(best(&recent)?.1)
+    }
+
+    /// What the link layer says of the interface to a host. Needs a runtime.
+    pub(crate) fn link_to(&self, peer: IpAddr) -> Link {
+        let index = link_layer::interface_to(peer);
+        index.map_or_else(|_| Link::default(), |index| self.link_of(index))
+    }
+
+    /// What the link layer of an interface says. Needs a runtime.
+    pub(crate) fn link_of(&self, index: u32) -> Link {
+        self.links.latest(index)
     }
 
     /// What one kind of connection has told, at most this long ago.

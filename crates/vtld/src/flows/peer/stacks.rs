@@ -62,6 +62,16 @@ impl Peer {
         stacks.collect()
     }
 
+    /// Notes what the link layer below each carrier says. `of`: its rate at the interface with an address of this host,
+    /// bit/s.
+    pub(in super::super) fn note_link_rates(&self, of: impl Fn(IpAddr) -> Option<u64>) {
+        for running in self.carriers.borrow().values() {
+            let between = running.carrier.between();
+            let rate = between.and_then(|(local, _)| of(local)).unwrap_or(0);
+            running.link_rate.set(rate / 8);
+        }
+    }
+
     /// The stacks of a flow, for commands; none if it is not spread.
     pub(super) fn stacks_of(&self, state: &State) -> Vec<FlowStack> {
         if !self.is_spread() {
@@ -237,5 +247,8 @@ impl Peer {
 /// The state of a carrier; `None`: it takes no part, as lossy ones, which do not say what they have lost.
 fn stack_of(id: CarrierId, running: &Running) -> Option<StackState> {
     let carrier = Some(&running.carrier).filter(|carrier| !carrier.loses());
-    carrier?.stack(id)
+    Some(StackState {
+        link_rate: running.link_rate.get(),
+        ..carrier?.stack(id)?
+    })
 }

@@ -172,6 +172,7 @@ impl Graft {
             path: loads.path(),
             rtt_ns: srtt.as_nanos() as u64,
             rate,
+            link_rate: 0,
             unacked: (sending.in_flight + unsent) * payload,
             has_room: u128::from(unsent) < may_wait.max(MIN_UNSENT.into()),
             is_late: loads.is_late(sending.acks, sending.unacknowledged, patience),
