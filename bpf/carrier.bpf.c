@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Programs of one hook with a named carrier (vtl run --carrier, vtl hook add --carrier): connects
- * get the hook's wish, TCP connections its congestion control. One instance is loaded for each such
- * hook, with its own configuration. Ignores sockets outside the daemon's network namespace.
+ * get the hook's policy, TCP connections its congestion control. One instance is loaded for each
+ * such hook, with its own configuration. Ignores sockets outside the daemon's network namespace.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_endian.h>
@@ -26,26 +26,26 @@ struct {
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, int);
     __type(value, __u32);
-} vtl_wishes SEC(".maps");
+} vtl_policies SEC(".maps");
 
-/* Stores the wish. The kernel runs a cgroup's programs before its ancestors': the first wish, that
- * of the hook nearest to the socket, stays. */
+/* Stores the policy. The kernel runs a cgroup's programs before its ancestors': the first policy,
+ * that of the hook nearest to the socket, stays. */
 static __always_inline int store_wish(struct bpf_sock_addr *ctx) {
-    __u32 wish = config.wish;
+    __u32 policy = config.policy;
 
     if (ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
         bpf_get_netns_cookie(ctx) == config.netns_cookie)
-        bpf_sk_storage_get(&vtl_wishes, ctx->sk, &wish, BPF_SK_STORAGE_GET_F_CREATE);
+        bpf_sk_storage_get(&vtl_policies, ctx->sk, &policy, BPF_SK_STORAGE_GET_F_CREATE);
     return 1;
 }
 
 SEC("cgroup/connect4")
-int vtl_wish4(struct bpf_sock_addr *ctx) {
+int vtl_policy4(struct bpf_sock_addr *ctx) {
     return store_wish(ctx);
 }
 
 SEC("cgroup/connect6")
-int vtl_wish6(struct bpf_sock_addr *ctx) {
+int vtl_policy6(struct bpf_sock_addr *ctx) {
     return store_wish(ctx);
 }
 

@@ -67,42 +67,42 @@ struct {
 
 /* ---- client capture ---- */
 
-/* Whether a hook sends connects of this socket to vtld; sets the wish. Marks the socket as hooked,
- * so that rules ignore it. */
-static __always_inline int is_hooked(struct bpf_sock_addr *ctx, __u32 *wish) {
+/* Whether a hook sends connects of this socket to vtld; sets the policy. Marks the socket as
+ * hooked, so that rules ignore it. */
+static __always_inline int is_hooked(struct bpf_sock_addr *ctx, __u32 *policy) {
     __u32 none = 0, *named;
 
-    named = bpf_sk_storage_get(&vtl_wishes, ctx->sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
-    *wish = named ? *named : none;
-    return *wish != VTL_WISH_PLAIN;
+    named = bpf_sk_storage_get(&vtl_policies, ctx->sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
+    *policy = named ? *named : none;
+    return *policy != VTL_POLICY_PLAIN;
 }
 
 SEC("cgroup/connect4")
 int vtl_connect4(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish;
+    __u32 policy;
 
     if (!is_tcp_of_others(ctx) || is_taken4(ctx))
         return 1;
     destination4(ctx, &dest);
-    if (is_hooked(ctx, &wish) && take4(ctx, &dest, wish))
+    if (is_hooked(ctx, &policy) && take4(ctx, &dest, policy))
         return 1;
     bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return goes_on(&dest, wish);
+    return goes_on(&dest, policy);
 }
 
 SEC("cgroup/connect6")
 int vtl_connect6(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish;
+    __u32 policy;
 
     destination6(ctx, &dest);
     if (!is_tcp_of_others(ctx) || is_taken6(&dest))
         return 1;
-    if (is_hooked(ctx, &wish) && take6(ctx, &dest, wish))
+    if (is_hooked(ctx, &policy) && take6(ctx, &dest, policy))
         return 1;
     bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return goes_on(&dest, wish);
+    return goes_on(&dest, policy);
 }
 
 /* ---- addresses shown to applications ---- */
@@ -232,12 +232,12 @@ int vtl_accepted(struct bpf_sock_ops *ops) {
     return 1;
 }
 
-/* Adds a connection's packets, with decay. `least`: limit of affected packets; one connection adds
+/* Adds a connection's packets, with decay. `min`: limit of affected packets; one connection adds
  * a quarter of it at most. */
-static __always_inline void add_share(struct vtl_ratio *share, __u64 hit, __u64 all, __u32 least) {
-    if (hit > least / 4) {
-        all = all * (least / 4) / hit;
-        hit = least / 4;
+static __always_inline void add_share(struct vtl_ratio *share, __u64 hit, __u64 all, __u32 min) {
+    if (hit > min / 4) {
+        all = all * (min / 4) / hit;
+        hit = min / 4;
     }
     if (all > VTL_NEAR_LONG)
         all = VTL_NEAR_LONG;
@@ -249,8 +249,8 @@ static __always_inline void add_share(struct vtl_ratio *share, __u64 hit, __u64 
     share->all += all;
 }
 
-static __always_inline int is_much(const struct vtl_ratio *share, __u32 of, __u32 least) {
-    return share->hit >= least && share->hit * of > share->all;
+static __always_inline int is_much(const struct vtl_ratio *share, __u32 of, __u32 min) {
+    return share->hit >= min && share->hit * of > share->all;
 }
 
 /* Attached for all processes: monitors connections to near hosts. Counts are approximate: CPUs
@@ -427,7 +427,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
         return TC_ACT_SHOT;
     __builtin_memset(&s->dest, 0, sizeof(s->dest));
     __builtin_memset(&s->exe, 0, sizeof(s->exe));
-    s->wish = 0;
+    s->policy = 0;
     s->cookie = bpf_get_socket_cookie(skb);
     s->mark = skb->mark;
     sk = skb->sk;
@@ -439,7 +439,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     }
     if (c) {
         s->dest = c->dest;
-        s->wish = c->wish;
+        s->policy = c->policy;
     }
     if (exe)
         s->exe = *exe;

@@ -285,11 +285,11 @@ VTL_INLINE int hand_hear(struct vtl_ackd *a) {
     }
 
     __u64 cum = vtl_swap64(h->cum), received = vtl_swap64(h->received);
-    __u64 limit = vtl_swap64(h->limit), most = (cum & ~63ull) + VTL_MAX_WINDOW;
+    __u64 limit = vtl_swap64(h->limit), max = (cum & ~63ull) + VTL_MAX_WINDOW;
     if (limit > cum + WINDOW)
         limit = cum + WINDOW;
-    if (limit > most)
-        limit = most;
+    if (limit > max)
+        limit = max;
     if (cum > VTL_LOAD(tx->next) || received > tx->sent || cum < tx->una ||
         received < tx->delivered)
         return -1;

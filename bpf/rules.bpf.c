@@ -155,9 +155,9 @@ static __always_inline struct vtl_step *decide(struct facts *f) {
     return NULL;
 }
 
-/* Applies the first matching rule. 1: the connect goes to vtld, with *wish. */
+/* Applies the first matching rule. 1: the connect goes to vtld, with *policy. */
 static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
-                                         __u32 *wish) {
+                                         __u32 *policy) {
     struct facts f = {.dest = *dest, .user = bpf_get_current_uid_gid()};
     char control[VTL_CC_NAME_MAX];
     struct vtl_step *s;
@@ -171,8 +171,8 @@ static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct
     count = bpf_map_lookup_elem(&vtl_matched, &place);
     if (count)
         __sync_fetch_and_add(count, 1);
-    *wish = s->arg;
-    if (*wish != VTL_WISH_PLAIN)
+    *policy = s->arg;
+    if (*policy != VTL_POLICY_PLAIN)
         return 1;
     __builtin_memcpy(control, s->value, sizeof(control));
     if (control[0])
@@ -182,35 +182,35 @@ static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct
 
 /* 1 if rules apply to the socket: it is not vtld's own, and not hooked. */
 static __always_inline int is_subject_to_rules(struct bpf_sock_addr *ctx) {
-    return is_tcp_of_others(ctx) && !bpf_sk_storage_get(&vtl_wishes, ctx->sk, NULL, 0);
+    return is_tcp_of_others(ctx) && !bpf_sk_storage_get(&vtl_policies, ctx->sk, NULL, 0);
 }
 
 SEC("cgroup/connect4")
 int vtl_rule4(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish = VTL_WISH_PLAIN;
+    __u32 policy = VTL_POLICY_PLAIN;
 
     if (!is_subject_to_rules(ctx) || is_taken4(ctx))
         return 1;
     destination4(ctx, &dest);
-    if (leads_to_vtld(ctx, &dest, &wish) && take4(ctx, &dest, wish))
+    if (leads_to_vtld(ctx, &dest, &policy) && take4(ctx, &dest, policy))
         return 1;
     bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return goes_on(&dest, wish);
+    return goes_on(&dest, policy);
 }
 
 SEC("cgroup/connect6")
 int vtl_rule6(struct bpf_sock_addr *ctx) {
     struct vtl_endpoint dest;
-    __u32 wish = VTL_WISH_PLAIN;
+    __u32 policy = VTL_POLICY_PLAIN;
 
     destination6(ctx, &dest);
     if (!is_subject_to_rules(ctx) || is_taken6(&dest))
         return 1;
-    if (leads_to_vtld(ctx, &dest, &wish) && take6(ctx, &dest, wish))
+    if (leads_to_vtld(ctx, &dest, &policy) && take6(ctx, &dest, policy))
         return 1;
     bpf_sk_storage_delete(&vtl_captured, ctx->sk);
-    return goes_on(&dest, wish);
+    return goes_on(&dest, policy);
 }
 
 /* Identity of a file and a cgroup of vtld's, as these programs see it. Run by vtld. */

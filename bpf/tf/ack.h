@@ -147,9 +147,9 @@ VTL_INLINE enum vtl_verdict tf_ack_cumulative(struct vtl_ackd *a) {
     tx->delivered = received;
     if (a->delivered)
         tx->delivered_ns = a->now - a->waited_us * VTL_NS_PER_US;
-    __u64 most = (cum & ~63ull) + VTL_MAX_WINDOW;
-    if (limit > most)
-        limit = most;
+    __u64 max = (cum & ~63ull) + VTL_MAX_WINDOW;
+    if (limit > max)
+        limit = max;
     if (limit > tx->limit)
         tx->limit = limit;
     if (cum != tx->una)

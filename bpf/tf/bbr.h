@@ -99,9 +99,9 @@ struct vtl_bbr {
     __u64 last_lost; /* tx.lost_total at the end of the latest round */
     /* competition with a flow that fills the queue */
     __u64 window;    /* packets, after CUBIC */
-    __u64 most;      /* window at the latest loss; in VTL_BBR_TRY: window of the phase */
+    __u64 max;       /* window at the latest loss; in VTL_BBR_TRY: window of the phase */
     __u64 epoch_ns;  /* time of the latest loss */
-    __u32 k_ms;      /* time from the epoch until the window is `most` again */
+    __u32 k_ms;      /* time from the epoch until the window is `max` again */
     __u32 competing; /* enum vtl_bbr_competing */
     __u32 busy; /* consecutive times that the queue did not drain; while competing: rounds in a row
                  * without a queue until competition ends */
@@ -239,10 +239,10 @@ VTL_INLINE __u32 vtl_bbr_own(const struct vtl_bbr *b, __u32 rtt_us, __u32 waited
 /* Additional packets in flight where a few packets overtake most others, whose round trip is longer
  * than the minimum. */
 VTL_INLINE __u64 vtl_bbr_late(const struct vtl_bbr *b, const struct vtl_bbr_ack *a) {
-    __u64 most = 2 * vtl_bbr_bdp(b, b->bw, 256);
+    __u64 max = 2 * vtl_bbr_bdp(b, b->bw, 256);
     if (a->reordered_q16 < VTL_BBR_LATE)
         return 0;
-    return a->reordering_extent < most ? a->reordering_extent : most;
+    return a->reordering_extent < max ? a->reordering_extent : max;
 }
 
 /* Threshold of the round trip below which the queue counts as empty: 7/6 of the minimum, plus
@@ -307,13 +307,13 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     vtl_bbr_enter(b, a, VTL_BBR_EMPTY);
 }
 
-/* Starts a CUBIC epoch (RFC 9438, 4.2): from `from` towards `most` and beyond. */
-VTL_INLINE void vtl_bbr_epoch(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u64 most, __u64 from) {
-    b->most = most;
+/* Starts a CUBIC epoch (RFC 9438, 4.2): from `from` towards `max` and beyond. */
+VTL_INLINE void vtl_bbr_epoch(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u64 max, __u64 from) {
+    b->max = max;
     b->window = from;
     b->epoch_ns = a->now;
     /* (most - from) / 0.4, in cubic milliseconds */
-    b->k_ms = vtl_cube_root((most - from) * 2500000000ull);
+    b->k_ms = vtl_cube_root((max - from) * 2500000000ull);
 }
 
 /* Starts to compete with a flow that fills the queue: CUBIC's window from now on. */
@@ -375,11 +375,11 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
     /* TRY proves nothing if the application keeps less in flight than the path holds. */
     int is_window_limited = 4 * a->in_flight >= 3 * vtl_bbr_bdp(b, b->bw, 256);
     if (b->phase == VTL_BBR_EMPTY && spent == VTL_BBR_LESS && b->from_us && is_window_limited) {
-        b->most = a->in_flight + a->in_flight / 2;
+        b->max = a->in_flight + a->in_flight / 2;
         vtl_bbr_enter(b, a, VTL_BBR_TRY);
     } else if (b->phase == VTL_BBR_TRY && spent == VTL_BBR_MORE) {
         /* Only if TRY did fill its window; allow for acknowledgements in between. */
-        if (b->from_us && a->in_flight + a->in_flight / 4 + 2 >= b->most) {
+        if (b->from_us && a->in_flight + a->in_flight / 4 + 2 >= b->max) {
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
             vtl_bbr_anew(b);
@@ -400,9 +400,9 @@ VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->rounds - b->yielded < 2)
         return;
     b->yielded = b->rounds;
-    __u64 from = b->most * VTL_BBR_BETA / 256;
+    __u64 from = b->max * VTL_BBR_BETA / 256;
     __u64 back = b->window > from ? b->window - from : 0;
-    int is_early = b->window < b->most && back * 16 < (b->most - from) * VTL_BBR_HOLD_SHARE;
+    int is_early = b->window < b->max && back * 16 < (b->max - from) * VTL_BBR_HOLD_SHARE;
     b->vain = is_early ? b->vain + 1 : 0;
     if (b->vain >= VTL_BBR_HOLD_LOSSES) {
         b->competing = VTL_BBR_HOLD;
@@ -463,8 +463,8 @@ VTL_GLOBAL int vtl_bbr_floor(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
 
 /* Loss rate that the pacing rate compensates: the path's own, plus a margin for chance. */
 VTL_INLINE __u32 vtl_bbr_made_up(const struct vtl_bbr *b) {
-    __u32 most = b->floor_q16 + b->floor_q16 / 8 + 256;
-    __u32 loss = b->loss_q16 < most ? b->loss_q16 : most;
+    __u32 max = b->floor_q16 + b->floor_q16 / 8 + 256;
+    __u32 loss = b->loss_q16 < max ? b->loss_q16 : max;
     return loss < VTL_BBR_LOSS_MAX ? loss : VTL_BBR_LOSS_MAX;
 }
 
@@ -705,7 +705,7 @@ VTL_INLINE __u64 vtl_bbr_cubic(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         off = 60000;
     /* 0.4 packets for the cube of each second */
     __u64 cube = off * off * off / 1000 * 2 / 5000000;
-    __u64 window = ms > b->k_ms ? b->most + cube : b->most > cube ? b->most - cube : 0;
+    __u64 window = ms > b->k_ms ? b->max + cube : b->max > cube ? b->max - cube : 0;
     /* Only while the window is the limit. */
     if (window > b->window && a->in_flight + a->newly + 16 >= b->window)
         b->window = window;
@@ -729,7 +729,7 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     __u64 bw = b->bw;
     __u32 rtt = b->min_rtt_us ? b->min_rtt_us : VTL_BBR_UNKNOWN_RTT_US;
     __u32 window = a->initial ? a->initial : vtl_bbr_initial(rtt);
-    __u32 least = window < VTL_BBR_INITIAL_CWND ? window : VTL_BBR_INITIAL_CWND;
+    __u32 min = window < VTL_BBR_INITIAL_CWND ? window : VTL_BBR_INITIAL_CWND;
     __u64 initial = (__u64)window * 1024 * 1000000 / rtt;
     if (b->mode == VTL_BBR_STARTUP && !b->filled && bw < initial)
         bw = initial;
@@ -770,12 +770,12 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         cwnd += vtl_bbr_late(b, a);
         /* Bounded, since a queue makes round trips vary, too. */
         __u64 jitter = 2 * a->rttvar_us;
-        __u64 most = b->min_rtt_us > VTL_BBR_JITTER_US ? b->min_rtt_us : VTL_BBR_JITTER_US;
-        if (jitter > most)
-            jitter = most;
+        __u64 max = b->min_rtt_us > VTL_BBR_JITTER_US ? b->min_rtt_us : VTL_BBR_JITTER_US;
+        if (jitter > max)
+            jitter = max;
         cwnd += bw / 1024 * (VTL_BBR_HOST_US + jitter) / 1000000;
-        if (starting && cwnd < least && !(b->filled && a->lost))
-            cwnd = least;
+        if (starting && cwnd < min && !(b->filled && a->lost))
+            cwnd = min;
         /* Without samples that count, at most two packets for each that arrived. */
         if (b->mode == VTL_BBR_STARTUP && !b->filled && cwnd > window + 2 * a->delivered)
             cwnd = window + 2 * a->delivered;
@@ -784,7 +784,7 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         if (b->mode == VTL_BBR_STARTUP && b->filled && cwnd < a->in_flight + a->newly)
             cwnd = a->in_flight + a->newly;
         if (trying) {
-            cwnd = b->most;
+            cwnd = b->max;
             pace = cwnd * 1280 * 1000000 / own;
         }
     }

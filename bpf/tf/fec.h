@@ -67,7 +67,7 @@ VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __
     if (count > VTL_FEC_MAX || count < 2 || VTL_LOAD(s->tx.una) > first || !scratch ||
         !vtl_fec_clear(&scratch->slot))
         return VTL_NEXT;
-    __u32 lengths = 0, most = 1;
+    __u32 lengths = 0, max = 1;
     int i;
     vtl_for(i, 0, VTL_FEC_MAX) {
         if ((__u64)i >= count)
@@ -78,8 +78,8 @@ VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __
             return VTL_NEXT;
         vtl_fec_mix(&scratch->slot, slot, len);
         lengths ^= len;
-        if (len > most)
-            most = len;
+        if (len > max)
+            max = len;
     }
     if (VTL_LOAD(s->tx.una) > first)
         return VTL_NEXT;
@@ -87,7 +87,7 @@ VTL_INLINE enum vtl_verdict tf_fec_make(struct vtl_out *o, struct vtl_fec *f, __
     o->flags = VTL_F_PARITY;
     o->seq = first;
     o->slot = &scratch->slot;
-    o->len = most;
+    o->len = max;
     vtl_number_header(o);
     o->hdr.data.h.aux = vtl_swap16((__u16)count);
     o->hdr.data.ts = vtl_swap32(lengths);
@@ -105,12 +105,12 @@ VTL_INLINE enum vtl_verdict tf_fec_admit(struct vtl_in *in) {
 }
 
 /*
- * Recovers the one missing packet of a group, at most `most` bytes, from the others and the parity,
+ * Recovers the one missing packet of a group, at most `max` bytes, from the others and the parity,
  * which is overwritten. Returns its number, its length in parity->len; VTL_NEVER if not exactly one
  * is missing.
  */
 VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity, __u64 first,
-                                 __u32 count, __u32 most) {
+                                 __u32 count, __u32 max) {
     if (!s || !parity)
         return VTL_NEVER;
     struct vtl_rx *rx = &s->rx;
@@ -138,7 +138,7 @@ VTL_GLOBAL __u64 vtl_fec_recover(struct vtl_session *s, struct vtl_slot *parity,
         parity->len ^= own;
     }
     struct vtl_slot *slot = missing != VTL_NEVER ? vtl_env_rx_slot(s, missing) : 0;
-    if (!slot || !parity->len || parity->len > most)
+    if (!slot || !parity->len || parity->len > max)
         return VTL_NEVER;
     vtl_fec_clear(slot);
     vtl_fec_mix(slot, parity, parity->len);

@@ -5,8 +5,8 @@
  * that is not settled, that is, neither acknowledged nor given up; skip.h is the receiver's part. A
  * budget limits how many are given up:
  *
- * - tf_partial_budget: at most `most` of any `window` consecutive packets. Exact, not on average: a
- *   packet is given up only if the one given up `most` times before is at least a window older, and
+ * - tf_partial_budget: at most `max` of any `window` consecutive packets. Exact, not on average: a
+ *   packet is given up only if the one given up `max` times before is at least a window older, and
  *   only if no later packet was given up, so that no window holds more.
  * - tf_partial_all: no limit. There are no retransmissions.
  */
@@ -100,15 +100,15 @@ VTL_INLINE void vtl_partial_sweep(struct vtl_ackd *a, struct vtl_partial *p) {
 }
 
 /* Whether the budget allows to give up `seq`, after `given` others. */
-VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 seq, __u32 most,
+VTL_INLINE int vtl_budget_allows(const struct vtl_budget *b, __u64 given, __u64 seq, __u32 max,
                                  __u32 window) {
     if (!b)
         return 1;
-    if (most > VTL_BUDGET_MAX)
-        most = VTL_BUDGET_MAX;
+    if (max > VTL_BUDGET_MAX)
+        max = VTL_BUDGET_MAX;
     if (given && seq < b->given[(given - 1) % VTL_BUDGET_MAX])
         return 0; /* later windows were counted without it */
-    return most && (given < most || seq - b->given[(given - most) % VTL_BUDGET_MAX] >= window);
+    return max && (given < max || seq - b->given[(given - max) % VTL_BUDGET_MAX] >= window);
 }
 
 /* Whether the lifetime of `seq` has expired. */
@@ -121,7 +121,7 @@ VTL_INLINE int vtl_partial_late(struct vtl_ackd *a, __u64 seq, __u32 lifetime_ms
 
 /* Gives up packets declared lost, as far as the budget allows. */
 VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
-                                    __u32 most, __u32 window, __u32 lifetime_ms) {
+                                    __u32 max, __u32 window, __u32 lifetime_ms) {
     struct vtl_tx *tx = &a->s->tx;
     if (!VTL_LOAD(tx->lost_pending))
         return;
@@ -146,7 +146,7 @@ VTL_INLINE void vtl_partial_give_up(struct vtl_ackd *a, struct vtl_partial *p, s
             __u64 mask = bits & -bits;
             __u64 seq = (first + i) * 64 + vtl_lowest_bit(bits);
             bits &= bits - 1;
-            if (!vtl_budget_allows(b, p->given_up, seq, most, window) ||
+            if (!vtl_budget_allows(b, p->given_up, seq, max, window) ||
                 !vtl_partial_late(a, seq, lifetime_ms) ||
                 !(__sync_fetch_and_and(&tx->lost[word], ~mask) & mask))
                 continue; /* egress may have taken it meanwhile */
@@ -201,13 +201,13 @@ VTL_INLINE void vtl_partial_settle(struct vtl_ackd *a, struct vtl_partial *p) {
     }
 }
 
-/* listener, after loss detection: gives up lost packets within the budget, `most` of `window`
+/* listener, after loss detection: gives up lost packets within the budget, `max` of `window`
  * packets. Packets first sent less than `lifetime_ms` ago are retransmitted rather than given up
  * (0: given up at once). */
 VTL_INLINE void tf_partial_budget(struct vtl_ackd *a, struct vtl_partial *p, struct vtl_budget *b,
-                                  __u32 most, __u32 window, __u32 lifetime_ms) {
+                                  __u32 max, __u32 window, __u32 lifetime_ms) {
     vtl_partial_sweep(a, p);
-    vtl_partial_give_up(a, p, b, most, window, lifetime_ms);
+    vtl_partial_give_up(a, p, b, max, window, lifetime_ms);
     vtl_partial_settle(a, p);
 }
 

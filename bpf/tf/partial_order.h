@@ -65,8 +65,8 @@ VTL_GLOBAL __u64 vtl_partial_order_limit(struct vtl_session *s) {
     for (int i = 0; i < 2; i++) {
         if (p->consumer < p->mark)
             break;
-        __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW, limit = p->base + s->slots;
-        p->limit = limit < most ? limit : most;
+        __u64 max = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW, limit = p->base + s->slots;
+        p->limit = limit < max ? limit : max;
         p->mark = p->listed;
         p->base = s->rx.cum;
     }

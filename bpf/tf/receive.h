@@ -13,9 +13,9 @@
 /* End of the receive window, from the app's position as last read. */
 VTL_INLINE __u64 vtl_rx_known_limit(const struct vtl_session *s) {
     /* No two packets of the window may share a word of the bitmap. */
-    __u64 most = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
+    __u64 max = (s->rx.cum & ~63ull) + VTL_MAX_WINDOW;
     __u64 limit = s->rx.consumer + s->slots;
-    return limit < most ? limit : most;
+    return limit < max ? limit : max;
 }
 
 /* End of the receive window, after reading the app's position, which counts only if it moved

@@ -102,7 +102,7 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
     if (!rtt_ns)
         return;
     /* Minimum: one packet in 64 s (section 4.3). Initially three packets per round trip. */
-    const __u64 least = 1024 / 64;
+    const __u64 min = 1024 / 64;
     __u64 initial = VTL_TFRC_INITIAL * 1024000000ull / tx->srtt_us;
     int first = !t->rate;
     if (first) {
@@ -128,19 +128,19 @@ VTL_INLINE void tf_tfrc(struct vtl_ackd *a, struct vtl_tfrc *t) {
             t->delivered = tx->delivered;
         }
         /* An application-limited sender is not held to its receive rate (section 8.2.1). */
-        __u64 most = tx->app_limited || !t->received ? VTL_NEVER : 2 * t->received;
+        __u64 max = tx->app_limited || !t->received ? VTL_NEVER : 2 * t->received;
         if (t->event_ns) {
             __u64 rate = vtl_tfrc_equation(tx->srtt_us, vtl_tfrc_mean(t, count - t->event_at));
-            t->rate = rate < most ? rate : most;
+            t->rate = rate < max ? rate : max;
         } else if (ns >= rtt_ns && t->received) {
             __u64 rate = tx->app_limited ? t->rate : 2 * t->rate;
-            t->rate = rate < most ? rate : most;
+            t->rate = rate < max ? rate : max;
             if (t->rate < initial)
                 t->rate = initial;
         }
     }
-    if (t->rate < least)
-        t->rate = least;
+    if (t->rate < min)
+        t->rate = min;
     tx->pacing_gap_ns = 1024 * VTL_NS_PER_S / t->rate;
     /* The rate is the limit; the window only bounds packets in flight without feedback. */
     tx->cwnd = 2 * t->rate * tx->srtt_us / 1000000 / 1024 + 8;

@@ -23,9 +23,9 @@ VTL_INLINE void tf_window_start(struct vtl_out *o, __u32 window) {
 
 /* listener: between tf_ack_verify and tf_ack_cumulative: imposes the window. */
 VTL_INLINE void tf_window_limit(struct vtl_ackd *a, __u32 window) {
-    __u64 most = vtl_swap64(a->hdr->cum) + window;
-    if (vtl_swap64(a->hdr->limit) > most)
-        a->hdr->limit = vtl_swap64(most);
+    __u64 max = vtl_swap64(a->hdr->cum) + window;
+    if (vtl_swap64(a->hdr->limit) > max)
+        a->hdr->limit = vtl_swap64(max);
 }
 
 /* egress: chooses o->seq, or sets tx.wake_ns. */

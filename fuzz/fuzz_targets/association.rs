@@ -499,12 +499,12 @@ impl Host {
     }
 
     fn check(&mut self) {
-        let most = (INITIAL_CREDIT << 3) + INITIAL_CREDIT;
+        let max = (INITIAL_CREDIT << 3) + INITIAL_CREDIT;
         let mut flows = 0;
         for id in (0..FLOWS).map(flow) {
             if let Some(flow) = self.core.flow(id) {
                 flows += 1;
-                assert!(flow.receive.held() <= most, "more is held than the window");
+                assert!(flow.receive.held() <= max, "more is held than the window");
                 assert!(flow.receive.consumed() <= flow.receive.received());
                 assert!(flow.send.confirmed_offset() <= flow.send.next_offset());
             }

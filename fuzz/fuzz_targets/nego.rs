@@ -81,8 +81,8 @@ const LARGEST: u16 = intf::VTL_MAX_PAYLOAD as u16;
 fn params(gid: u16) -> Vec<ParamRange> {
     let range = |i: u16| ParamRange {
         initial: i.into(),
-        least: 0,
-        most: 100 * u32::from(i + 1),
+        min: 0,
+        max: 100 * u32::from(i + 1),
     };
     (0..gid % 4).map(range).collect()
 }

@@ -87,9 +87,9 @@ fuzz_target!(|input: Input| {
         false => IpAddr::from(Ipv4Addr::LOCALHOST),
     };
     let first = encapsulation(input.encapsulation);
-    let mut most = max_payload(u32::from(input.mtu).max(1200), peer, first);
+    let mut max = max_payload(u32::from(input.mtu).max(1200), peer, first);
     let mut path = SessionPath::default();
-    let mtu = PathMtu::new(peer, first, most, input.acknowledged, now);
+    let mtu = PathMtu::new(peer, first, max, input.acknowledged, now);
     path.begin(now, first, input.initiator, Some(mtu));
     let mut told = 0;
     for happening in input.happenings {
@@ -166,12 +166,12 @@ fuzz_target!(|input: Input| {
                 };
                 match path.mtu().map(|mtu| mtu.poll(now, &at, || hint.into())) {
                     Some(Step::Ask(sizes)) => {
-                        assert!(sizes.len() <= 16 && sizes.iter().all(|size| *size <= most));
+                        assert!(sizes.len() <= 16 && sizes.iter().all(|size| *size <= max));
                     }
                     Some(Step::Reduce(less)) => {
-                        let least = max_payload(1200, peer, first);
-                        assert!((least..most).contains(&less));
-                        most = less;
+                        let min = max_payload(1200, peer, first);
+                        assert!((min..max).contains(&less));
+                        max = less;
                     }
                     Some(Step::UseTcp) => path.start_detour(now),
                     Some(Step::Nothing) | None => {}

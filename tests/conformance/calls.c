@@ -143,12 +143,12 @@ long t_send(int fd, const char *text, int flags) {
                 (unsigned)flags);
 }
 
-long t_recv(int fd, size_t most, int flags) {
+long t_recv(int fd, size_t max, int flags) {
     static char bytes[4096];
-    long count = recv(fd, bytes, most, flags);
+    long count = recv(fd, bytes, max, flags);
     if (count <= 0)
         return said(count, "recv, flags %#x", (unsigned)flags);
-    long shown = count < (long)most ? count : (long)most;
+    long shown = count < (long)max ? count : (long)max;
     return said(count, "recv \"%.*s\", flags %#x", (int)shown, bytes, (unsigned)flags);
 }
 
@@ -320,8 +320,8 @@ void t_recv_all(int fd, size_t count) {
     size_t done = 0;
     long n = 1;
     while (done < count) {
-        size_t most = count - done < sizeof(bytes) ? count - done : sizeof(bytes);
-        n = recv(fd, bytes, most, 0);
+        size_t max = count - done < sizeof(bytes) ? count - done : sizeof(bytes);
+        n = recv(fd, bytes, max, 0);
         if (n < 0 && errno == EAGAIN && wait_for(fd, POLLIN))
             continue;
         if (n <= 0)

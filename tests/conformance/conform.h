@@ -68,7 +68,7 @@ uint32_t hear(void);
 long clock_ms(void);
 /* Says whether so much time has passed since `since`, ms. Nothing says how much at most: who waits
  * for what does not come hangs. */
-void t_waited(long since, long least);
+void t_waited(long since, long min);
 void nap(long ms);
 
 /* ---- addresses (calls.c) ---- */
@@ -104,8 +104,8 @@ int t_accept(int listener, struct place *who);
 int t_local(int fd);
 int t_peer(int fd);
 long t_send(int fd, const char *text, int flags);
-/* One call, of up to `most` bytes; says the bytes. */
-long t_recv(int fd, size_t most, int flags);
+/* One call, of up to `max` bytes; says the bytes. */
+long t_recv(int fd, size_t max, int flags);
 int t_shutdown(int fd, int how);
 int t_close(int fd);
 /* What poll() shows of a connection that has ended, or was refused. The kernel sets one after the

@@ -80,12 +80,12 @@ _Noreturn void give_up(const char *why) {
     exit(1);
 }
 
-void t_waited(long since, long least) {
+void t_waited(long since, long min) {
     long ms = clock_ms() - since;
-    if (ms < least)
-        say("waited %ld ms, not %ld", ms, least);
+    if (ms < min)
+        say("waited %ld ms, not %ld", ms, min);
     else
-        say("waited %ld ms, or more", least);
+        say("waited %ld ms, or more", min);
 }
 
 /* ---- the other role ---- */

@@ -6,15 +6,15 @@
 #include <netinet/tcp.h>
 
 /* What TCP leaves open has a range. */
-static void within(int fd, int level, int name, const char *what, int least, int most) {
+static void within(int fd, int level, int name, const char *what, int min, int max) {
     int value = -1;
     socklen_t length = sizeof(value);
     if (getsockopt(fd, level, name, &value, &length))
         said(-1, "get %s", what);
-    else if (value < least || value > most)
+    else if (value < min || value > max)
         say("%s is %d", what, value);
     else
-        say("%s is from %d to %d", what, least, most);
+        say("%s is from %d to %d", what, min, max);
 }
 
 static void kinds(int fd) {

@@ -81,15 +81,15 @@ impl World {
     /// The smallest and the largest window within a time.
     fn windows(&self, time: Duration) -> (u32, u32) {
         let end = Instant::now() + time;
-        let (mut least, mut most) = (u32::MAX, 0);
+        let (mut min, mut max) = (u32::MAX, 0);
         while Instant::now() < end {
             if let Some(window) = self.window() {
-                least = least.min(window);
-                most = most.max(window);
+                min = min.min(window);
+                max = max.max(window);
             }
         }
-        assert!(most > 0, "nothing is sent");
-        (least, most)
+        assert!(max > 0, "nothing is sent");
+        (min, max)
     }
 
     fn down(&self) -> DirectionStats {
@@ -219,9 +219,9 @@ fn westwood__goes_on_behind_random_losses() {
     let product = link.bdp_bytes() as f64 / 1500.0;
     // The receiver offers a little more than the path holds: the window stays there.
     let server = format!("{}/32", world.testbed.addr4(Host::Server));
-    let most = (link.bdp_bytes() * 21 / 20).to_string();
+    let max = (link.bdp_bytes() * 21 / 20).to_string();
     let route = [
-        "ip", "route", "replace", &server, "dev", "eth0", "window", &most,
+        "ip", "route", "replace", &server, "dev", "eth0", "window", &max,
     ];
     world.run(Host::Client, &route);
     let mut windows = Vec::new();
@@ -270,12 +270,12 @@ fn dctcp__cuts_in_proportion_to_the_marks() {
         let before = world.down();
         let _download = world.send_under(control, other);
         thread::sleep(Duration::from_secs(4));
-        let (least, most) = world.windows(Duration::from_secs(4));
+        let (min, max) = world.windows(Duration::from_secs(4));
         let after = world.down();
-        println!("{control}: window {least} to {most}, {after:?}");
+        println!("{control}: window {min} to {max}, {after:?}");
         assert!(after.marked > before.marked, "the link marks: {after:?}");
         assert_eq!(after.queue_drops, 0, "{after:?}");
-        f64::from(least) / f64::from(most)
+        f64::from(min) / f64::from(max)
     };
     let dctcp = swing("tcp:dctcp", "tcp:dctcp");
     let reno = swing("tcp:reno", "tcp:reno");

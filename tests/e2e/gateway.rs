@@ -298,9 +298,9 @@ fn gateway__is_taken_over_and_killed() {
         curl.args(["--noproxy", "*", "-sSfo"]).arg(to);
         Process::piped(curl.arg(format!("http://{server}/{name}")))
     };
-    let arrived = |to: &PathBuf, least: u64| {
+    let arrived = |to: &PathBuf, min: u64| {
         until("bytes", || {
-            to.metadata().is_ok_and(|meta| meta.len() >= least)
+            to.metadata().is_ok_and(|meta| meta.len() >= min)
         });
     };
     assert_eq!(rules(&world), 7);

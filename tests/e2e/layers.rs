@@ -317,9 +317,9 @@ fn layers__over_every_carrier_by_one_that_was_compiled_outside() {
         let after = [Host::Client, Host::Server].map(|host| moved(&world, host));
         for (host, [to, from]) in [(0, [1, 2]), (1, [2, 1])] {
             let [sent, received] = [0, 1].map(|i| after[host][i] - before[host][i]);
-            let least = [to, from].map(|mb| (mb * MB) as u64);
+            let min = [to, from].map(|mb| (mb * MB) as u64);
             assert!(
-                sent >= least[0] && received >= least[1],
+                sent >= min[0] && received >= min[1],
                 "{stack}: {sent}, {received}"
             );
         }

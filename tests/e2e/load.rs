@@ -38,8 +38,8 @@ fn connect(world: &World, family: usize, args: &[&str]) -> Command {
     let vtl = vtl().display().to_string();
     let run = ["run", "--", &vtl, "bench", "load", "connect", &to];
     // So that a busy machine is slow, and nothing worse.
-    let most = ["--at-once", "300"];
-    world.vtl(Host::Client, &[&run[..], &most, args].concat())
+    let max = ["--at-once", "300"];
+    world.vtl(Host::Client, &[&run[..], &max, args].concat())
 }
 
 #[track_caller]

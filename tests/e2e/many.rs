@@ -238,9 +238,9 @@ fn sessions__ten_thousand_idle_ones_and_their_application_dies() {
     idle("idle-most", 10_000, Some(1 << 30));
 }
 
-/// Opens so many sessions, in which nothing happens, at once, and kills their applications. `most`:
+/// Opens so many sessions, in which nothing happens, at once, and kills their applications. `max`:
 /// memory of a host, its applications included, bytes.
-fn idle(name: &str, wanted: u64, most: Option<u64>) {
+fn idle(name: &str, wanted: u64, max: Option<u64>) {
     // Of a daemon each session takes one descriptor, of its application more.
     let each = wanted / u64::from(APPLICATIONS);
     let needed = (wanted + 1000).max(each * DESCRIPTORS + 100);
@@ -293,7 +293,7 @@ fn idle(name: &str, wanted: u64, most: Option<u64>) {
         if let Some(account) = account {
             let bytes = account.bytes();
             println!("{host:?}: {} MiB in all", bytes >> 20);
-            assert!(most.is_none_or(|most| bytes < most), "{bytes} bytes");
+            assert!(max.is_none_or(|max| bytes < max), "{bytes} bytes");
         }
     }
     let exact = |(client, server): &mut (Socket, Socket)| {

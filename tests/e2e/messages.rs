@@ -65,12 +65,12 @@ fn script(words: &[&str]) -> Vec<String> {
 }
 
 /// Sends messages of all lengths that are special, and wants them back.
-fn exchange(socket: &mut Socket, most: usize) {
+fn exchange(socket: &mut Socket, max: usize) {
     let packet = socket.max_packet();
     assert_eq!(socket.max_message(), LONGEST);
-    let mut buffer = vec![0; most];
+    let mut buffer = vec![0; max];
     let sizes = [1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20];
-    for size in sizes.into_iter().filter(|size| *size < most).chain([most]) {
+    for size in sizes.into_iter().filter(|size| *size < max).chain([max]) {
         let message = payload(size, 7);
         socket.send_message(&message).expect("sent");
         let got = socket.recv_message(&mut buffer).expect("received");
@@ -111,11 +111,11 @@ fn messages__from_c_and_python_to_rust_and_back() {
         return;
     };
     let address = world.servers()[0].to_string();
-    let most = (4 << 20).to_string();
+    let max = (4 << 20).to_string();
     let clients = [
-        program(&world, &["messages", &address, &most]),
-        script(&[&address, &most]),
-        script(&["asyncio", &address, &most]),
+        program(&world, &["messages", &address, &max]),
+        script(&[&address, &max]),
+        script(&["asyncio", &address, &max]),
     ];
     for client in clients {
         let server = world.aware(Mode::Responder, PORT);
@@ -259,8 +259,8 @@ fn messages__cut_off_by_the_senders_end_are_no_messages() {
     // A program that is killed.
     let mut server = world.aware(Mode::Responder, PORT);
     let address: IpAddr = world.servers()[0];
-    let most = LONGEST.to_string();
-    let words = program(&world, &["messages", &address.to_string(), &most]);
+    let max = LONGEST.to_string();
+    let words = program(&world, &["messages", &address.to_string(), &max]);
     let client = Process::piped(&mut on(&world, Host::Client, words));
     server.validate().expect("a session");
     let mut buffer = vec![0; LONGEST];

@@ -21,11 +21,15 @@ const SIZE: usize = 48 << 20;
 /// IP protocol.
 const UDP: u8 = 17;
 
-/// The only rule, with one condition.
+/// The only rule, with one condition on the round-trip time.
 fn rules(carrier: &str) -> String {
+    rule("rtt >= 250ms for 200ms", carrier)
+}
+
+fn rule(condition: &str, carrier: &str) -> String {
     format!(
         "[[rule]]\nname = \"far\"\nport = 80\ncarrier = \"best\"\ndwell = \"1s\"\n\
-         when = {{ if = \"rtt >= 250ms for 200ms\", carrier = \"{carrier}\" }}\n"
+         when = {{ if = \"{condition}\", carrier = \"{carrier}\" }}\n"
     )
 }
 
@@ -147,6 +151,34 @@ fn reconfigure__a_download_follows_the_round_trip_time() {
     ] {
         assert!(log.contains(said), "{said}: {log}");
     }
+    far.ends();
+}
+
+/// The link layer of the client's interface, which looks like Ethernet of 10 Gbit/s.
+#[test]
+fn reconfigure__by_what_the_link_layer_says() {
+    let Some(mut far) = Far::begin("when-link", "quic") else {
+        return;
+    };
+    for (condition, carrier) in [
+        ("medium is ethernet and link-rate >= 1Gbit/s", "quic"),
+        ("medium is cellular", "graft"),
+        ("link-rate > 1Gbit/s", "quic"),
+        ("link-rate < 1Gbit/s", "graft"),
+        // An interface without a signal: nobody knows, so nothing changes.
+        ("signal > 1%", "graft"),
+    ] {
+        fs::write(&far.file, rule(condition, "quic")).expect("written");
+        far.world.rule_ok(&["reload"]);
+        far.goes_by(carrier);
+        far.goes_on(200_000);
+        far.goes_by(carrier);
+    }
+    let peer = far.world.servers()[0];
+    let link = far.world.call(Host::Client, &Request::PathShow { peer })["link"].clone();
+    assert_eq!(link["medium"], "ethernet", "{link}");
+    assert_eq!(link["rate_mbit"], 10_000.0, "{link}");
+    assert_eq!(link["signal_pct"], Value::Null);
     far.ends();
 }
 

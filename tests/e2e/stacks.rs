@@ -101,9 +101,9 @@ impl TwoPaths {
 
 /// Each of two figures is at least so much.
 #[track_caller]
-fn both(figures: &[u64], least: usize) {
-    let are = figures.len() == 2 && figures.iter().all(|bytes| *bytes >= least as u64);
-    assert!(are, "{figures:?}: each at least {least}");
+fn both(figures: &[u64], min: usize) {
+    let are = figures.len() == 2 && figures.iter().all(|bytes| *bytes >= min as u64);
+    assert!(are, "{figures:?}: each at least {min}");
 }
 
 #[test]

@@ -41,8 +41,8 @@ fn pair(world: &World, graft: &str, params: &[(&str, u32)]) -> (Socket, Socket) 
 }
 
 /// The message of that number.
-fn message(number: u64, most: usize) -> Vec<u8> {
-    let length = 8 + (number as usize).wrapping_mul(7919) % (most.min(LONGEST) - 8);
+fn message(number: u64, max: usize) -> Vec<u8> {
+    let length = 8 + (number as usize).wrapping_mul(7919) % (max.min(LONGEST) - 8);
     let byte = |i: usize| (number as usize).wrapping_mul(31).wrapping_add(i) as u8;
     let mut message: Vec<u8> = (0..length).map(byte).collect();
     message[..8].copy_from_slice(&number.to_ne_bytes());
@@ -89,12 +89,12 @@ impl Side {
         let mut idle = true;
         // What was begun is sent whole, whatever session it goes by.
         if sends || self.begun.is_some() {
-            let most = self.socket.max_message();
+            let max = self.socket.max_message();
             let next = match self.begun.take() {
                 // A session that takes less has come.
-                Some(begun) if begun.len() > most => message(self.sent, most),
+                Some(begun) if begun.len() > max => message(self.sent, max),
                 Some(begun) => begun,
-                None => message(self.sent, most),
+                None => message(self.sent, max),
             };
             match self.socket.try_send_message(&next) {
                 Ok(true) => (self.sent, idle) = (self.sent + 1, false),

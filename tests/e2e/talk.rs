@@ -103,8 +103,8 @@ fn take_over__of_ten_thousand_idle_flows() {
     let [server, _] = world.servers();
     let at = SocketAddr::new(server, TALK).to_string();
     // The daemon has two sockets for each.
-    let most = crate::many::allow_files(30_000) / 2;
-    let count = &most.saturating_sub(500).min(10_000).to_string();
+    let max = crate::many::allow_files(30_000) / 2;
+    let count = &max.saturating_sub(500).min(10_000).to_string();
     println!("{count} flows");
     let mut serve = world
         .testbed

@@ -206,7 +206,7 @@ fn group__members_cannot_lock_root_out() {
         vtl_testing::skip(&format!("needs a group \"{GROUP}\""));
         return;
     };
-    let most = 1024 + 16;
+    let max = 1024 + 16;
     world.start(Host::Client, &["--group", GROUP, "--max-sessions", "16"]);
     let script = "import resource, socket, sys\n\
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
@@ -221,7 +221,7 @@ fn group__members_cannot_lock_root_out() {
     // Two of them, since one has no more than half.
     let held = [NOBODY, NOBODY - 1].map(|uid| {
         let mut python = Command::new("python3");
-        python.args(["-c", script, socket.to_str().unwrap(), &most.to_string()]);
+        python.args(["-c", script, socket.to_str().unwrap(), &max.to_string()]);
         as_user(&mut python, uid, group.gid);
         let mut held = Spoken::start(python);
         assert_eq!(held.line(), "ready");

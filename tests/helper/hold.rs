@@ -7,8 +7,8 @@ use vtl::{Error, Listener, Mode, Requirements, Socket, control};
 
 /// Says "ready" once it listens, or is about to connect, and "all" once it has all sessions.
 pub(crate) fn run(role: &str, at: &str, count: &str) {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("within the limit");
+    let (_, max) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, max, max).expect("within the limit");
     let at: SocketAddr = at.parse().expect("an address");
     let count: usize = count.parse().expect("a number");
     let daemon = control::socket_path(None);

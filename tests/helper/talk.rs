@@ -92,8 +92,8 @@ fn await_the_end() {
 /// Says "ready" once it listens, "all" once all connections are there, and the longest pause in milliseconds at the
 /// end, which its input's end brings about. Fails if a byte is wrong or missing.
 pub(crate) fn run(role: &str, at: &str, count: &str, idle: bool) {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("within the limit");
+    let (_, max) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
+    setrlimit(Resource::RLIMIT_NOFILE, max, max).expect("within the limit");
     let at: SocketAddr = at.parse().expect("an address");
     let count: usize = count.parse().expect("a number");
     let mut streams = Vec::new();

@@ -28,14 +28,14 @@ struct {
     __type(value, struct vtl_captured);
 } vtl_captured SEC(".maps");
 
-/* Wish of sockets under a hook: carrier of the nearest one. Written by bpf/carrier.bpf.c before
+/* Policy of sockets under a hook: carrier of the nearest one. Written by bpf/carrier.bpf.c before
  * vtl_connect4 and 6 run, which write 0 = none. Rules ignore such sockets. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
     __uint(map_flags, BPF_F_NO_PREALLOC);
     __type(key, int);
     __type(value, __u32);
-} vtl_wishes SEC(".maps");
+} vtl_policies SEC(".maps");
 
 /* Addresses that getsockname returns, by socket cookie. vtld writes an entry once it knows the
  * route, and again if the connection's port changes; the program copies it into the socket's
@@ -164,17 +164,17 @@ static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
            (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
 }
 
-/* 1 if the wish requires a carrier, whatever is known of the destination. */
-static __always_inline int requires_carrier(__u32 wish) {
-    return wish != VTL_WISH_PLAIN && (wish & VTL_WISH_REQUIRE);
+/* 1 if the policy requires a carrier, whatever is known of the destination. */
+static __always_inline int requires_carrier(__u32 policy) {
+    return policy != VTL_POLICY_PLAIN && (policy & VTL_POLICY_REQUIRE);
 }
 
 /* Verdict on a connect that vtld does not get: 1, unchanged; 0, EPERM. Required carriers do not
  * apply to destinations on this host. */
-static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 wish) {
+static __always_inline int goes_on(const struct vtl_endpoint *dest, __u32 policy) {
     const __u32 *w = (const __u32 *)dest->addr;
 
-    if (!requires_carrier(wish))
+    if (!requires_carrier(policy))
         return 1;
     return is_mapped(w) ? stays_local4(w[3]) : !(w[0] | w[1] | w[2]);
 }
@@ -199,31 +199,31 @@ static __always_inline int is_near(const struct vtl_near *near) {
     return near->until > bpf_ktime_get_ns() && !near->spoiled;
 }
 
-/* 1 if connects with this wish bypass vtld when they are to near hosts. */
-static __always_inline int leaves_near(__u32 wish) {
-    return !wish || (wish != VTL_WISH_PLAIN && (wish & VTL_WISH_NEAR));
+/* 1 if connects with this policy bypass vtld when they are to near hosts. */
+static __always_inline int leaves_near(__u32 policy) {
+    return !policy || (policy != VTL_POLICY_PLAIN && (policy & VTL_POLICY_NEAR));
 }
 
 /* Decides on capture. 1: the connect goes to vtld, and `dest` is stored. */
 static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
-                                   __u32 wish) {
+                                   __u32 policy) {
     struct vtl_captured *c;
     struct vtl_near *near;
     __u64 cookie, *until;
 
     if (!is_served())
         return 0;
-    near = leaves_near(wish) ? bpf_map_lookup_elem(&vtl_near, dest->addr) : NULL;
+    near = leaves_near(policy) ? bpf_map_lookup_elem(&vtl_near, dest->addr) : NULL;
     if (near && is_near(near))
         return 0;
     until = bpf_map_lookup_elem(&vtl_plain, dest);
-    if (until && *until > bpf_ktime_get_ns() && !requires_carrier(wish))
+    if (until && *until > bpf_ktime_get_ns() && !requires_carrier(policy))
         return 0;
     c = bpf_sk_storage_get(&vtl_captured, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
     if (!c)
         return 0;
     c->dest = *dest;
-    c->wish = wish;
+    c->policy = policy;
     c->has_port = ctx->sk->src_port != 0;
     __builtin_memset(&c->local, 0, sizeof(c->local));
     note_exe(ctx->sk);
@@ -233,12 +233,12 @@ static __always_inline int capture(struct bpf_sock_addr *ctx, const struct vtl_e
     return 1;
 }
 
-/* Redirects a connect to vtld, and stores its destination `dest` and `wish` with the socket. 0: not
- * captured, left unchanged. */
+/* Redirects a connect to vtld, and stores its destination `dest` and `policy` with the socket. 0:
+ * not captured, left unchanged. */
 static __always_inline int take4(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
-                                 __u32 wish) {
+                                 __u32 policy) {
     if (!is_candidate(ctx) || !config.capture_port4 || stays_local4(ctx->user_ip4) ||
-        !capture(ctx, dest, wish))
+        !capture(ctx, dest, policy))
         return 0;
     ctx->user_ip4 = bpf_htonl(LOOPBACK4);
     ctx->user_port = bpf_htons(config.capture_port4);
@@ -246,7 +246,7 @@ static __always_inline int take4(struct bpf_sock_addr *ctx, const struct vtl_end
 }
 
 static __always_inline int take6(struct bpf_sock_addr *ctx, const struct vtl_endpoint *dest,
-                                 __u32 wish) {
+                                 __u32 policy) {
     const __u32 *to = (const __u32 *)dest->addr;
     __u32 w[3] = {}, last;
     __u16 port;
@@ -261,7 +261,7 @@ static __always_inline int take6(struct bpf_sock_addr *ctx, const struct vtl_end
         port = stays_local6(to) ? 0 : config.capture_port6;
         last = bpf_htonl(1);
     }
-    if (!port || !capture(ctx, dest, wish))
+    if (!port || !capture(ctx, dest, policy))
         return 0;
     ctx->user_ip6[0] = w[0];
     ctx->user_ip6[1] = w[1];

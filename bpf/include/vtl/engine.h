@@ -127,18 +127,18 @@ VTL_INLINE enum vtl_verdict vtl_fetch(struct vtl_out *o) {
         return VTL_STOP;
     /* Written by the app, which may change it concurrently. */
     __u32 len = VTL_LOAD(o->slot->len);
-    __u32 most = o->s->max_payload;
-    if (most > VTL_MAX_PAYLOAD)
-        most = VTL_MAX_PAYLOAD;
-    o->len = len > most ? most : len ? len : 1;
+    __u32 max = o->s->max_payload;
+    if (max > VTL_MAX_PAYLOAD)
+        max = VTL_MAX_PAYLOAD;
+    o->len = len > max ? max : len ? len : 1;
     o->flags |= VTL_LOAD(o->slot->more) & VTL_F_MARKS;
     return VTL_HALVES && o->len > o->s->path && o->len > VTL_HALF ? vtl_fetch_half(o) : VTL_NEXT;
 }
 
 /* Bytes behind the header: payload and padding. */
 VTL_INLINE __u32 vtl_padded(const struct vtl_out *o) {
-    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
-    return o->type != VTL_DATA ? 0 : o->len < least ? least : o->len;
+    const __u32 min = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    return o->type != VTL_DATA ? 0 : o->len < min ? min : o->len;
 }
 
 /* Unaligned words. All architectures with an eBPF JIT access them at once, but clang would go by
@@ -209,9 +209,9 @@ VTL_INLINE __u32 vtl_in_blocks(__u32 len) {
 VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const void *end,
                                __u32 len) {
     __u64 sum = 0;
-    const __u32 least = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
-    if (put && len < least && VTL_FITS(least)) {
-        for (int i = 0; i < (int)least / 8; i++)
+    const __u32 min = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    if (put && len < min && VTL_FITS(min)) {
+        for (int i = 0; i < (int)min / 8; i++)
             ((vtl_u64 *)to)[i] = 0;
     }
     len %= 64;

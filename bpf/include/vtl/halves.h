@@ -40,9 +40,9 @@ VTL_GLOBAL __u32 vtl_take_half(struct vtl_session *s, __u64 seq, __u32 second) {
     vtl_copy_half(scratch->slot.data, slot->data + VTL_HALF);
     scratch->slot.more = slot->more;
     __u32 len = VTL_LOAD(slot->len);
-    __u32 most = s->max_payload < VTL_MAX_PAYLOAD ? s->max_payload : VTL_MAX_PAYLOAD;
-    if (len > most)
-        len = most;
+    __u32 max = s->max_payload < VTL_MAX_PAYLOAD ? s->max_payload : VTL_MAX_PAYLOAD;
+    if (len > max)
+        len = max;
     return len > VTL_HALF ? len - VTL_HALF : 0;
 }
 

@@ -31,10 +31,10 @@ struct vtl_hook_config {
 };
 
 enum {
-    VTL_CC_NAME_MAX = 16,        /* name of a TCP congestion control, with its final 0 */
-    VTL_WISH_PLAIN = 0xffffffff, /* vtl_captured.wish: no capture */
-    VTL_WISH_REQUIRE = 1 << 30,  /* flag in others: never TCP, so the connect fails without vtld */
-    VTL_WISH_NEAR = 1 << 29,     /* flag in others: connects to near hosts bypass vtld */
+    VTL_CC_NAME_MAX = 16,          /* name of a TCP congestion control, with its final 0 */
+    VTL_POLICY_PLAIN = 0xffffffff, /* vtl_captured.policy: no capture */
+    VTL_POLICY_REQUIRE = 1 << 30, /* flag in others: never TCP, so the connect fails without vtld */
+    VTL_POLICY_NEAR = 1 << 29,    /* flag in others: connects to near hosts bypass vtld */
 };
 
 /* Decision graph of bpf/rules.bpf.c: a table of steps with forward edges only. vtld replaces it as
@@ -46,7 +46,7 @@ enum {
 
 enum vtl_step_kind {
     VTL_STEP_END = 0,   /* no rule matches */
-    VTL_STEP_ACT = 1,   /* a rule matches: `arg` is the wish, VTL_WISH_PLAIN = no capture, `hit`
+    VTL_STEP_ACT = 1,   /* a rule matches: `arg` is the policy, VTL_POLICY_PLAIN = no capture, `hit`
                          * its entry of vtl_matched, `value` the name of a congestion control,
                          * empty = the system's */
     VTL_STEP_LOCAL = 2, /* the destination is this host, link-local or multicast */
@@ -88,7 +88,7 @@ enum { VTL_LEVELS = 64 };
 /* Configuration of a hook with a carrier (bpf/carrier.bpf.c), set by vtld before load. */
 struct vtl_carrier_config {
     __u64 netns_cookie; /* as in struct vtl_hook_config */
-    __u32 wish;         /* wish for connects of this hook; not 0 */
+    __u32 policy;       /* policy for connects of this hook; not 0 */
     __u16 port;         /* host order: of accepted connections; 0 = those opened under the hook */
     __u16 marks;        /* 1: the congestion control requires ECN */
     char control[VTL_CC_NAME_MAX]; /* congestion control; empty = the system's */
@@ -111,8 +111,8 @@ struct vtl_four_tuple {
 struct vtl_captured {
     struct vtl_endpoint dest;  /* destination of the application's connect */
     struct vtl_endpoint local; /* address that getsockname returns; all zero = not known yet */
-    __u32 wish;                /* vtld's number for the carrier that the hook or rule names, with
-                                * flags VTL_WISH_*; 0 = none */
+    __u32 policy;              /* vtld's number for the carrier that the hook or rule names, with
+                                * flags VTL_POLICY_*; 0 = none */
     __u32 has_port;            /* 1: the application has bound a port, and sees that one */
 };
 
@@ -133,7 +133,7 @@ struct vtl_syn {
     struct vtl_endpoint dest; /* its destination; port 0 = this socket was never captured */
     __u32 mark;               /* SO_MARK of the application's socket */
     __u32 len;                /* bytes in use of `packet` */
-    __u32 wish;               /* as in struct vtl_captured */
+    __u32 policy;             /* as in struct vtl_captured */
     __u8 packet[VTL_SYN_MAX]; /* IP and TCP header; the TCP checksum is not complete (offload) */
 };
 

@@ -90,7 +90,7 @@ struct vtl_ring_ctl {
                  * (vtl_room_event(); without acknowledgements, with a packet sent), it is
                  * cleared, and the app is woken, if vtl_refill() slots are free. receive: app
                  * sets it before it kicks vtld, as the sender may wait for room; vtld clears it */
-    __u32 most; /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
+    __u32 max;  /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
                  * since the session began; else 0 */
     __u32 notsent_lowat; /* transmit: app, the most packets that it publishes before they are sent;
                           * 0: any number. Then `refill` also waits until half of them are sent, and
@@ -380,8 +380,8 @@ struct vtl_param_info {
     char name[24]; /* letters, digits and '-' */
     char unit[16]; /* "packets", "ms", "kbit/s", ...; empty for a bare number */
     __u32 initial; /* the default */
-    __u32 least;
-    __u32 most;
+    __u32 min;
+    __u32 max;
     __u32 reserved;
 };
 

@@ -66,14 +66,14 @@ VTL_INLINE int vtl_parse_frame(void *data, void *end, __u32 total) {
  * to vtld, which accepts no DATA.
  */
 VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
-    const __u32 least = sizeof(struct udphdr) + sizeof(struct vtl_hdr);
+    const __u32 min = sizeof(struct udphdr) + sizeof(struct vtl_hdr);
     struct vtl_ip ip = vtl_parse_ip(data, end);
     struct udphdr *udp = data + ip.offset;
     if (!ip.offset || ip.protocol != IPPROTO_UDP || ip.odd || (void *)(udp + 1) > end ||
         udp->dest != vtl_swap16(VTL_UDP_PORT))
         return 0;
-    if (!udp->source || vtl_swap16(udp->len) != ip.length || ip.length < least ||
-        ip.offset + ip.length > total || (void *)udp + least > end)
+    if (!udp->source || vtl_swap16(udp->len) != ip.length || ip.length < min ||
+        ip.offset + ip.length > total || (void *)udp + min > end)
         return -1;
     return ip.offset;
 }

@@ -3,6 +3,7 @@
 use std::{
     ffi::{CStr, CString},
     io,
+    ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
@@ -174,24 +175,61 @@ pub(crate) fn is_veth(ifindex: u32) -> bool {
 }
 
 /// The name of an interface's driver.
-fn driver(ifindex: u32) -> io::Result<String> {
+///
+/// # Errors
+/// There is no such interface, or it does not tell.
+pub fn driver(ifindex: u32) -> io::Result<String> {
     const ETHTOOL_GDRVINFO: u32 = 3;
     // struct ethtool_drvinfo: the command, then the driver's name.
     const LENGTH: usize = 196;
-    const NAME: std::ops::Range<usize> = 4..36;
+    const NAME: Range<usize> = 4..36;
     let mut info = [0_u8; LENGTH];
     info[..4].copy_from_slice(&ETHTOOL_GDRVINFO.to_ne_bytes());
+    ethtool(ifindex, &mut info)?;
+    let name = info[NAME].split(|b| *b == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// The rate that an interface's link was set or negotiated to, bit/s; `None`: it does not tell.
+///
+/// # Errors
+/// As [`driver`].
+pub fn link_rate(ifindex: u32) -> io::Result<Option<u64>> {
+    const ETHTOOL_GLINKSETTINGS: u32 = 0x4c;
+    // struct ethtool_link_settings: the command and the speed, Mbit/s; the number of words of each of the three masks
+    // behind it, negative in the answer to a request that has none of them.
+    const SPEED: Range<usize> = 4..8;
+    const WORDS: usize = 15;
+    const LENGTH: usize = 48;
+    const UNKNOWN: u32 = u32::MAX;
+    let mut settings = vec![0_u8; LENGTH];
+    settings[..4].copy_from_slice(&ETHTOOL_GLINKSETTINGS.to_ne_bytes());
+    ethtool(ifindex, &mut settings)?;
+    let words = settings[WORDS].wrapping_neg();
+    if words as i8 <= 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    settings[4..].fill(0);
+    settings[WORDS] = words;
+    settings.resize(LENGTH + 3 * 4 * usize::from(words), 0);
+    ethtool(ifindex, &mut settings)?;
+    let speed = settings[SPEED].first_chunk().copied();
+    let speed = speed.map_or(UNKNOWN, u32::from_ne_bytes);
+    Ok((speed != 0 && speed != UNKNOWN).then_some(u64::from(speed) * 1_000_000))
+}
+
+/// A request of ethtool, answered in its place: a structure that begins with the command.
+fn ethtool(ifindex: u32, request: &mut [u8]) -> io::Result<()> {
     // SAFETY: ifreq is plain data for which zeros are valid.
     let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
     // SAFETY: the name takes IF_NAMESIZE bytes at most, which is what there is.
     if unsafe { libc::if_indextoname(ifindex, ifr.ifr_name.as_mut_ptr()) }.is_null() {
         return Err(io::Error::last_os_error());
     }
-    ifr.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
-    // SAFETY: the request reads and writes an ethtool_drvinfo, to which the member points.
-    unsafe { device_ioctl(libc::SIOCETHTOOL as _, &mut ifr) }?;
-    let name = info[NAME].split(|b| *b == 0).next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(name).into_owned())
+    ifr.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
+    // SAFETY: the member points to the structure of the command, as long as that has it (callers), which the kernel reads
+    // and writes.
+    unsafe { device_ioctl(libc::SIOCETHTOOL as _, &mut ifr) }
 }
 
 /// Index of an interface by name.

@@ -21,6 +21,26 @@ pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// The attributes in the body of a message behind its own header, without the flags of their types: type and value. What
+/// is cut off ends them.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    const HEAD: usize = 4;
+    const FLAGS: u16 = (libc::NLA_F_NESTED | libc::NLA_F_NET_BYTEORDER) as u16;
+    std::iter::from_fn(move || {
+        let length: [u8; 2] = value(bytes)?;
+        let kind: [u8; 2] = value(bytes.get(2..)?)?;
+        let length = usize::from(u16::from_ne_bytes(length));
+        let found = bytes.get(HEAD..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes(kind) & !FLAGS, found))
+    })
+}
+
+/// The first bytes of a value, of a number.
+pub fn value<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
+    bytes.first_chunk().copied()
+}
+
 /// Size of a message's header, a multiple of the alignment of messages.
 const HEADER: usize = size_of::<libc::nlmsghdr>();
 const LENGTH: Range<usize> = offset_of!(libc::nlmsghdr, nlmsg_len)..KIND.start;
@@ -81,7 +101,8 @@ pub fn get(socket: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Type and body of an answer of one message. The kernel answers synchronously.
 fn answer(socket: &OwnedFd) -> io::Result<(u16, Vec<u8>)> {
-    let mut answer = [0; 4096];
+    // What is said of an interface may be long.
+    let mut answer = vec![0; 32 << 10];
     let got = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
     let (kind, body, _) = split(&answer[..got]).ok_or(io::ErrorKind::InvalidData)?;
     Ok((kind, body.to_vec()))
@@ -147,6 +168,24 @@ mod tests {
         assert_eq!(bytes[2..4], 7_u16.to_ne_bytes());
         assert_eq!(&bytes[4..], b"veth\0\0\0\0");
         assert_eq!(attribute(1, &[]).len(), 4);
+    }
+
+    #[test]
+    fn attributes__reads_what_attribute_writes() {
+        let nested = libc::NLA_F_NESTED as u16;
+        let bytes = [
+            attribute(7, b"veth\0"),
+            attribute(nested | 2, &[]),
+            attribute(3, &[1, 2]),
+        ];
+        let bytes = bytes.concat();
+        let all: Vec<_> = attributes(&bytes).collect();
+        assert_eq!(all, [(7, &b"veth\0"[..]), (2, &[]), (3, &[1, 2])]);
+        // Cut off, or with lengths that cannot be.
+        assert_eq!(attributes(&bytes[..bytes.len() - 3]).count(), 2);
+        assert_eq!(attributes(&[3, 0, 1, 0]).count(), 0);
+        assert_eq!(attributes(&[0; 64]).count(), 0);
+        assert_eq!(value::<4>(&[1, 2, 3]), None);
     }
 
     #[test]

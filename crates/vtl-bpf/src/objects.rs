@@ -9,7 +9,7 @@ pub static RULES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rules.bpf.o"
 /// Gateways: hold SYNs of forwarded connections, and take the packets of those that end here.
 pub static GATEWAY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 
-/// For hooks with a named carrier: wishes, and TCP congestion controls.
+/// For hooks with a named carrier: policies, and TCP congestion controls.
 pub static CARRIER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/carrier.bpf.o"));
 
 /// The TCP congestion controls that VTL brings, by name: struct_ops objects.

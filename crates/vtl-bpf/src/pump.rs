@@ -274,8 +274,8 @@ impl Pump {
 pub(crate) fn frame(mtu: u32) -> Vec<u8> {
     let headers =
         intf::VTL_HEADROOM + intf::VTL_UDP_HEADER + size_of::<intf::vtl_data_hdr>() as u32;
-    let most = headers + intf::VTL_MAX_PAYLOAD;
-    let mut frame = vec![0; (mtu + ip::field::IP as u32).min(most) as usize];
+    let max = headers + intf::VTL_MAX_PAYLOAD;
+    let mut frame = vec![0; (mtu + ip::field::IP as u32).min(max) as usize];
     frame[ip::field::ETHERTYPE].copy_from_slice(&(intf::VTL_PUMP_ETHERTYPE as u16).to_be_bytes());
     frame
 }

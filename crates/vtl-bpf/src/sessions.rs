@@ -375,8 +375,8 @@ impl Session<'_> {
     }
 
     /// Sets the path's maximum payload, bytes: larger packets are fragmented into halves.
-    pub fn set_path(&self, most: u16) {
-        atomic!(AtomicU16, self.path).store(most, Ordering::Relaxed);
+    pub fn set_path(&self, max: u16) {
+        atomic!(AtomicU16, self.path).store(max, Ordering::Relaxed);
     }
 
     /// Packets in flight or lost: not acknowledged by the peer.

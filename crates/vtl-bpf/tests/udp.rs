@@ -104,7 +104,7 @@ fn udp__answers_and_sends_in_the_encapsulation_received() {
     for (input, output, verdicts) in DRIVERS {
         for at in [VTL, V6] {
             let k = Kernel::new();
-            let most = if at == V6 { 1408 } else { 1432 };
+            let max = if at == V6 { 1408 } else { 1432 };
             let wrap = |frame: Vec<u8>, from: u16| {
                 if at == V6 {
                     v6(&frame, Some(from))
@@ -116,7 +116,7 @@ fn udp__answers_and_sends_in_the_encapsulation_received() {
                 over_v6(&k);
             }
             // The smallest, and one that fills the path.
-            for (seq, payload) in [(0, vec![7; 1]), (1, vec![9; most])] {
+            for (seq, payload) in [(0, vec![7; 1]), (1, vec![9; max])] {
                 let ran = k.run(input, &wrap(data(seq, now, &payload), THEIRS), 1);
                 assert_eq!(ran.verdict, verdicts.answer, "{input} {seq}");
                 let Packet::Ack(ack) = inside(&ran.frame, at, THEIRS) else {
@@ -126,7 +126,7 @@ fn udp__answers_and_sends_in_the_encapsulation_received() {
                 assert_eq!(k.read(seq), (payload, seq + 1));
             }
             assert_eq!(port(&k), THEIRS);
-            for payload in [vec![1; 1], vec![2; most]] {
+            for payload in [vec![1; 1], vec![2; max]] {
                 let seq = k.session().tx.next;
                 k.write(seq, &payload);
                 let ran = k.run(output, &k.pump(SID), 1);

@@ -452,8 +452,8 @@ pub unsafe extern "C" fn vtl_get_info(sock: *const vtl_socket, info: *mut vtl_in
 
 /// Text that fits, and a zero byte.
 fn copy_text(to: &mut [c_char], text: &str) {
-    let most = to.len() - 1;
-    for (place, byte) in to[..most].iter_mut().zip(text.bytes()) {
+    let max = to.len() - 1;
+    for (place, byte) in to[..max].iter_mut().zip(text.bytes()) {
         *place = byte as c_char;
     }
 }
@@ -534,8 +534,8 @@ unsafe fn fill<T>(
             return Err(Failure::invalid("set the structure's size first"));
         }
         size(&raw mut found).write(given);
-        let most = size_of::<T>().min(given as usize);
-        std::ptr::copy_nonoverlapping((&raw const found).cast::<u8>(), place.cast(), most);
+        let max = size_of::<T>().min(given as usize);
+        std::ptr::copy_nonoverlapping((&raw const found).cast::<u8>(), place.cast(), max);
     }
     Ok(0)
 }

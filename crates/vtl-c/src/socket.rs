@@ -137,10 +137,10 @@ impl Socket {
                 return Err(Failure::of(&Error::TimedOut, ms));
             }
             // At least 1, or the rest of a millisecond would be spent asking for nothing.
-            let most = left.map_or(WAIT_MS, |left| {
+            let max = left.map_or(WAIT_MS, |left| {
                 left.as_millis().clamp(1, WAIT_MS.into()) as u16
             });
-            match poll(&mut [PollFd::new(ready.as_fd(), PollFlags::POLLIN)], most) {
+            match poll(&mut [PollFd::new(ready.as_fd(), PollFlags::POLLIN)], max) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(system(error.into())),
             }

@@ -335,11 +335,11 @@ static void serve_messages(void) {
     puts("ready");
     fflush(stdout);
     CHECK(vtl_validate(sock) > 0);
-    const size_t most = 64 << 20;
-    unsigned char *buffer = malloc(most);
+    const size_t max = 64 << 20;
+    unsigned char *buffer = malloc(max);
     CHECK(buffer);
     ssize_t n;
-    while ((n = vtl_recv_message(sock, buffer, most)) > 0)
+    while ((n = vtl_recv_message(sock, buffer, max)) > 0)
         CHECK(vtl_send_message(sock, buffer, (size_t)n) == 0);
     CHECK(n == 0);
     free(buffer);
@@ -376,17 +376,17 @@ static void echoed(vtl_socket *sock, const unsigned char *data, size_t size, int
     CHECK(got == size);
 }
 
-static void send_messages(const char *peer, size_t most) {
+static void send_messages(const char *peer, size_t max) {
     vtl_socket *sock;
     CHECK(vtl_init(VTL_INITIATOR, NULL, peer, &sock) == 0);
     CHECK(vtl_negotiate(sock, NULL) > 0);
     struct vtl_info info = {.size = sizeof info};
     CHECK(vtl_get_info(sock, &info) == 0);
     const size_t packet = info.max_packet;
-    const size_t sizes[] = {1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20, most};
-    unsigned char *data = malloc(most);
+    const size_t sizes[] = {1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20, max};
+    unsigned char *data = malloc(max);
     CHECK(data);
-    for (size_t i = 0; i < most; i++)
+    for (size_t i = 0; i < max; i++)
         data[i] = at(i);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int wait = 0; wait < 2; wait++)

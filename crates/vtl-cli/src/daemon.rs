@@ -35,7 +35,7 @@ impl SocketArgs {
 /// # Errors
 /// It does not answer, or refuses: with the exit status for that.
 pub fn ask<T>(socket: &Path, what: impl FnOnce(&Client) -> Result<T, Error>) -> anyhow::Result<T> {
-    Client::connect_bounded(socket)
+    Client::connect(socket)
         .and_then(|daemon| what(&daemon))
         .map_err(explain)
 }

@@ -39,7 +39,7 @@ struct Answer {
 
 /// Shows events until the user, or the daemon, ends it.
 pub(crate) fn run(args: &EventsArgs, socket: &SocketArgs) -> anyhow::Result<()> {
-    let daemon = Client::connect_bounded(&socket.socket).map_err(daemon::explain)?;
+    let daemon = Client::connect(&socket.socket).map_err(daemon::explain)?;
     let mut since = args.since;
     // At first what there is: whether the daemon answers at all shows at once.
     let mut wait_ms = Some(0);

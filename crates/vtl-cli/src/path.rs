@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::{Map, Value};
-use vtl_control::{Client, PathReport, PathStatus, Request};
+use vtl_control::{Client, LinkStatus, PathReport, PathStatus, Request};
 
 use crate::daemon::{self, SocketArgs};
 use crate::output;
@@ -36,6 +36,7 @@ class      lan (below 50 ms), terrestrial (below 500 ms) or long-delay")]
 clear loss  the share of lost packets of those sent while no queue stood\n  \
 burst       how many of these are lost in a row, on average: about 1 if losses are independent\n  \
 wireless    packets get lost in bursts while no queue stands\n  \
+leaves by   this host's interface, and what its link layer says: medium, rate, quality of the signal\n  \
 error       by how much the two highest rates lately differ")]
     Show {
         /// Its address
@@ -144,6 +145,9 @@ fn text(report: &PathReport) -> String {
     for (key, value) in cells(&report.path) {
         let _ = writeln!(out, "{}: {value}", output::words(key));
     }
+    if let Some(link) = &report.link {
+        let _ = writeln!(out, "leaves by: {}", leaves_by(link));
+    }
     if report.told.len() > 1 {
         let rows: Vec<_> = report.told.iter().map(row).collect();
         let columns = [
@@ -161,6 +165,18 @@ fn text(report: &PathReport) -> String {
         out.push_str(&output::table(&rows.iter().collect::<Vec<_>>(), &columns));
     }
     out
+}
+
+/// An interface, and what its link layer says.
+fn leaves_by(link: &LinkStatus) -> String {
+    let rate = link.rate_mbit.map(|rate| format!("{rate} Mbit/s"));
+    let signal = link.signal_pct.map(|signal| format!("signal {signal} %"));
+    let said = [link.medium.clone(), rate, signal];
+    let said: Vec<_> = said.into_iter().flatten().collect();
+    match said.is_empty() {
+        true => link.interface.clone(),
+        false => format!("{} ({})", link.interface, said.join(", ")),
+    }
 }
 
 /// A path in words, with units; what was not measured is not there.
@@ -230,11 +246,17 @@ mod tests {
         let report = PathReport {
             path: path(),
             told: vec![path()],
+            link: Some(LinkStatus {
+                interface: "wlan0".to_owned(),
+                medium: Some("wifi".to_owned()),
+                rate_mbit: Some(866.7),
+                signal_pct: Some(60.0),
+            }),
         };
         assert_eq!(
             text(&report),
             "peer: 192.0.2.7\nevidence: quic\nage: 0 s\nclass: lan\nmin rtt: 10.00 ms\npackets: 3000\n\
-             loss: 2.00 %\nbandwidth: >= 8.00 Mbit/s\n"
+             loss: 2.00 %\nbandwidth: >= 8.00 Mbit/s\nleaves by: wlan0 (wifi, 866.7 Mbit/s, signal 60 %)\n"
         );
     }
 
@@ -248,6 +270,7 @@ mod tests {
         let report = PathReport {
             path: tcp.clone(),
             told: vec![path(), tcp],
+            link: None,
         };
         let said = text(&report);
         assert!(

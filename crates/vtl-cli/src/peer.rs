@@ -243,8 +243,8 @@ impl FromStr for Prefix {
             .split_once('/')
             .map_or((text, None), |(a, b)| (a, Some(b)));
         let address: IpAddr = address.parse().map_err(|_| WRONG)?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.map_or(Ok(most), str::parse).map_err(|_| WRONG)?;
+        let max = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Ok(max), str::parse).map_err(|_| WRONG)?;
         Ok(Self { address, bits })
     }
 }

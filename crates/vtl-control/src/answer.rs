@@ -527,6 +527,25 @@ pub struct PathReport {
     pub path: PathStatus,
     /// By each kind of connection.
     pub told: Vec<PathStatus>,
+    /// The interface by which packets leave, and its link layer; `None`: there is no route now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkStatus>,
+}
+
+/// An interface, and what its link layer says. What it does not tell is `None`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// Name of the interface.
+    pub interface: String,
+    /// `ethernet`, `wifi`, `cellular` or `tunnel`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub medium: Option<String>,
+    /// The rate at which it sends, headers and all, Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_mbit: Option<f64>,
+    /// The quality of the signal, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal_pct: Option<f64>,
 }
 
 /// The state of the path to a host, in the direction in which this host sends. What was not measured is `None`.

@@ -4,7 +4,8 @@ use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
-    time::Duration,
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -52,7 +53,7 @@ pub enum Error {
     /// The daemon closed the connection.
     #[error("the VTL daemon closed the connection")]
     Closed,
-    /// The daemon did not answer a [bounded](Client::connect_bounded) client in this time.
+    /// The daemon did not answer in this time.
     #[error(
         "the VTL daemon did not answer within {} s: it hangs, or is stopped; it may still do what was asked",
         .0.as_secs()
@@ -96,47 +97,37 @@ pub fn socket_path(explicit: Option<&Path>) -> PathBuf {
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
-    is_bounded: bool,
+    /// Answers that nobody waits for any more, and that are still to come.
+    late: AtomicU32,
 }
 
 impl Client {
-    /// Connects.
+    /// Connects. Who asks ends even if the daemon hangs: a request that is not answered within
+    /// [`Request::patience`] fails with [`Error::Silent`].
     ///
     /// # Errors
-    /// [`Error::Unreachable`], [`Error::Denied`].
+    /// [`Error::Unreachable`], [`Error::Denied`], [`Error::Silent`].
     pub fn connect(path: &Path) -> Result<Self, Error> {
-        Self::open(path, None)
-    }
-
-    /// As [`Client::connect`], for commands, which must end even if the daemon hangs: a request that
-    /// is not answered within [`Request::patience`] fails with [`Error::Silent`], and the connection is
-    /// unusable from then on.
-    ///
-    /// # Errors
-    /// As [`Client::connect`]; [`Error::Silent`].
-    pub fn connect_bounded(path: &Path) -> Result<Self, Error> {
-        Self::open(path, Some(PROMPT))
+        Self::open(path, PROMPT)
     }
 
     /// `limit`: time until the daemon must have room for the connection, and later for each request; not zero.
-    fn open(path: &Path, limit: Option<Duration>) -> Result<Self, Error> {
+    fn open(path: &Path, limit: Duration) -> Result<Self, Error> {
         let socket = socket(
             AddressFamily::Unix,
             SockType::SeqPacket,
             SockFlag::SOCK_CLOEXEC,
             None,
         )?;
-        if let Some(limit) = limit {
-            let limit = TimeVal::new(limit.as_secs() as i64, limit.subsec_micros().into());
-            setsockopt(&socket, sockopt::SendTimeout, &limit)?;
-        }
+        let send_timeout = TimeVal::new(limit.as_secs() as i64, limit.subsec_micros().into());
+        setsockopt(&socket, sockopt::SendTimeout, &send_timeout)?;
         let to = UnixAddr::new(path)?;
         match retry(|| connect(socket.as_raw_fd(), &to)) {
             Ok(()) => Ok(Self {
                 socket,
-                is_bounded: limit.is_some(),
+                late: AtomicU32::new(0),
             }),
-            Err(Errno::EAGAIN) => Err(Error::Silent(limit.unwrap_or_default())),
+            Err(Errno::EAGAIN) => Err(Error::Silent(limit)),
             Err(Errno::EACCES | Errno::EPERM) => Err(Error::Denied(path.to_path_buf())),
             Err(cause) => Err(Error::Unreachable {
                 path: path.to_path_buf(),
@@ -164,7 +155,7 @@ impl Client {
     ) -> Result<(T, Vec<OwnedFd>), Error> {
         self.probe(request)?;
         self.ask(request)?;
-        self.await_answer(self.patience(request))
+        self.await_answer(request.patience())
     }
 
     /// As [`Client::call`], and passes descriptors to the daemon.
@@ -178,19 +169,15 @@ impl Client {
     ) -> Result<T, Error> {
         self.probe(request)?;
         self.request(request, descriptors)?;
-        Ok(self.await_answer(self.patience(request))?.0)
+        Ok(self.await_answer(request.patience())?.0)
     }
 
     /// Tells early whether the daemon answers at all, before a request that it may take long for.
     fn probe(&self, request: &Request) -> Result<(), Error> {
-        if self.patience(request) > Some(PROMPT) {
+        if request.patience() > Some(PROMPT) {
             self.call::<Hooks>(&Request::HookList)?;
         }
         Ok(())
-    }
-
-    fn patience(&self, request: &Request) -> Option<Duration> {
-        request.patience().filter(|_| self.is_bounded)
     }
 
     /// The daemon's status, with all sessions: requests all pages.
@@ -332,15 +319,21 @@ impl Client {
         &self,
         patience: Option<Duration>,
     ) -> Result<(T, Vec<OwnedFd>), Error> {
-        if let Some(patience) = patience {
-            let mut answer = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            let limit = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-            if retry(|| poll(&mut answer, limit))? == 0 {
-                return Err(Error::Silent(patience));
+        let until = patience.map(|patience| Instant::now() + patience);
+        loop {
+            if let Some(answer) = self.answer()? {
+                return Ok(answer);
+            }
+            let mut readable = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let limit = left.map_or(PollTimeout::NONE, |left| {
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            });
+            if retry(|| poll(&mut readable, limit))? == 0 {
+                self.late.fetch_add(1, Ordering::Relaxed);
+                return Err(Error::Silent(patience.unwrap_or_default()));
             }
         }
-        let (message, descriptors) = receive(self.socket.as_raw_fd())?.ok_or(Error::Closed)?;
-        Ok((from_message(message)?, descriptors))
     }
 
     /// Takes the pending answer; `None` if it has not arrived. The descriptor becomes readable when
@@ -349,11 +342,21 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn answer<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
-        match receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT) {
-            Ok(Some((message, descriptors))) => Ok(Some((from_message(message)?, descriptors))),
-            Ok(None) => Err(Error::Closed),
-            Err(Error::System(Errno::EAGAIN)) => Ok(None),
-            Err(error) => Err(error),
+        loop {
+            let answer = receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+            let less_one = |late: u32| late.checked_sub(1);
+            match answer {
+                Err(Error::System(Errno::EAGAIN)) => return Ok(None),
+                Ok(None) => return Err(Error::Closed),
+                _ if self
+                    .late
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one)
+                    .is_ok() => {}
+                Ok(Some((message, descriptors))) => {
+                    return Ok(Some((from_message(message)?, descriptors)));
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 }
@@ -486,11 +489,11 @@ mod tests {
         .unwrap()
     }
 
-    /// A bounded client at one end of a pair.
+    /// A client at one end of a pair.
     fn client(socket: OwnedFd) -> Client {
         Client {
             socket,
-            is_bounded: true,
+            late: AtomicU32::new(0),
         }
     }
 
@@ -501,8 +504,16 @@ mod tests {
         let answer = || client.await_answer::<Done>(Some(Duration::ZERO));
         client.ask(&Request::RuleReload).unwrap();
         assert!(matches!(answer(), Err(Error::Silent(Duration::ZERO))));
-        let message = to_message(&Done {}).unwrap();
-        send(there.as_raw_fd(), &message, &[]).unwrap();
+        client.ask(&Request::RuleReload).unwrap();
+        let tell = |message: Value| send(there.as_raw_fd(), &message, &[]).unwrap();
+        tell(json!({ "error": "too late" }));
+        assert!(
+            matches!(answer(), Err(Error::Silent(_))),
+            "nobody waits for that one"
+        );
+        tell(json!({ "error": "too late again" }));
+        client.ask(&Request::RuleReload).unwrap();
+        tell(to_message(&Done {}).unwrap());
         assert!(answer().is_ok());
         drop(there);
         assert!(matches!(answer(), Err(Error::Closed)));
@@ -521,28 +532,11 @@ mod tests {
             }
             asked
         });
-        let mut client = client(here);
+        let client = client(here);
         let reload = || Request::RuleReload;
-        let count = |client: &Client| client.call::<RuleCount>(&reload()).unwrap().count;
-        assert_eq!(count(&client), 3);
-        client.is_bounded = false;
-        assert_eq!(count(&client), 3);
+        assert_eq!(client.call::<RuleCount>(&reload()).unwrap().count, 3);
         drop(client);
-        assert_eq!(
-            daemon.join().unwrap(),
-            [Request::HookList, reload(), reload()]
-        );
-    }
-
-    #[test]
-    fn patience__is_for_bounded_clients_and_not_for_what_waits_for_peers() {
-        let (here, _there) = pair();
-        let mut client = client(here);
-        let [waits, reads] = [Request::Accept { key: None }, Request::HookList];
-        assert_eq!(client.patience(&waits), None);
-        assert_eq!(client.patience(&reads), Some(PROMPT));
-        client.is_bounded = false;
-        assert_eq!(client.patience(&reads), None);
+        assert_eq!(daemon.join().unwrap(), [Request::HookList, reload()]);
     }
 
     #[test]
@@ -557,8 +551,8 @@ mod tests {
         .unwrap();
         bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         listen(&listener, Backlog::new(0).unwrap()).unwrap();
-        let _first = Client::connect_bounded(&path).unwrap();
-        let second = Client::open(&path, Some(Duration::from_millis(1)));
+        let _first = Client::connect(&path).unwrap();
+        let second = Client::open(&path, Duration::from_millis(1));
         assert!(matches!(second, Err(Error::Silent(_))), "{second:?}");
         std::fs::remove_file(path).unwrap();
     }

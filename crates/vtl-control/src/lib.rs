@@ -29,9 +29,10 @@ mod request;
 pub use answer::{
     CarrierPath, CarrierStatus, Conditions, Deployed, Done, Explanation, FlowList, FlowStack,
     FlowStatus, Gateway, Gateways, Graft, Grafts, Grant, Hook, HookAdded, Hooked, Hooks,
-    HostCertificate, Interface, Lesson, LessonOutcome, Lessons, Listening, Negotiation, Packets,
-    PassedRule, PathCondition, PathList, PathReport, PathStatus, Peer, Peers, Refusal, RefusedFile,
-    Rule, RuleCount, Rules, SelectStatus, SelectedPath, SessionStatus, Status, to_message,
+    HostCertificate, Interface, Lesson, LessonOutcome, Lessons, LinkStatus, Listening, Negotiation,
+    Packets, PassedRule, PathCondition, PathList, PathReport, PathStatus, Peer, Peers, Refusal,
+    RefusedFile, Rule, RuleCount, Rules, SelectStatus, SelectedPath, SessionStatus, Status,
+    to_message,
 };
 pub use client::{
     Client, DEFAULT_SOCKET, Error, MAX_DESCRIPTORS, MAX_MESSAGE, receive, send, socket_path,

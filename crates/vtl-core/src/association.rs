@@ -24,7 +24,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use vtl_proto::frame::{CarrierId, FlowId, Frame, FrameError, ResetCode};
 
-use crate::flow::{Chunk, Flow, Path};
+use crate::flow::{Flow, Path};
 use early::{EarlyChunk, EarlyFlows};
 use entry::{Entry, Out};
 
@@ -50,7 +50,6 @@ pub enum Event {
 
 #[derive(Debug)]
 struct Carrier {
-    retains: bool,
     /// Unreliable: chunks may be lost, so no control frames are sent by it.
     loses: bool,
     /// Broken carriers to report to the peer by this one.
@@ -96,16 +95,14 @@ impl Association {
         }
     }
 
-    /// Adds a carrier that is ready. `retains`: it does not give back undelivered chunks, so flows keep them
-    /// for retransmission until the peer has confirmed them. `loses`: it is unreliable, so it takes only chunks
-    /// of loss-tolerant flows, and no control frames.
-    pub fn add_carrier(&mut self, id: CarrierId, retains: bool, loses: bool) {
+    /// Adds a carrier that is ready. `loses`: it is unreliable, so it takes only chunks of loss-tolerant flows, and
+    /// no control frames.
+    pub fn add_carrier(&mut self, id: CarrierId, loses: bool) {
         let broken = match loses {
             true => VecDeque::new(),
             false => mem::take(&mut self.former),
         };
         let carrier = Carrier {
-            retains,
             loses,
             broken,
             rejected: VecDeque::new(),
@@ -121,32 +118,16 @@ impl Association {
         self.is_spread = is_spread;
     }
 
-    /// Whether flows have to keep the carrier's chunks for retransmission.
-    pub fn retains(&self, id: CarrierId) -> bool {
-        self.carriers
-            .get(&id)
-            .is_some_and(|carrier| carrier.retains)
-    }
-
-    /// Removes a carrier that has broken, here or at the peer. `undelivered`: the chunks it gives back.
-    pub fn carrier_broken(
-        &mut self,
-        id: CarrierId,
-        undelivered: impl IntoIterator<Item = (FlowId, Chunk)>,
-    ) {
+    /// Removes a carrier that has broken, here or at the peer.
+    pub fn carrier_broken(&mut self, id: CarrierId) {
         if self.carriers.remove(&id).is_none() {
             return;
         }
         for carrier in self.reliable() {
             carrier.broken.push_back(id);
         }
-        let mut back: BTreeMap<FlowId, Vec<Chunk>> = BTreeMap::new();
-        for (flow, chunk) in undelivered {
-            back.entry(flow).or_default().push(chunk);
-        }
         for (flow, entry) in &mut self.flows {
-            let undelivered = back.remove(flow).unwrap_or_default();
-            entry.flow.send.carrier_broken(id, undelivered);
+            entry.flow.send.carrier_broken(id);
             entry.carrier_broken(id);
             self.changed.insert(*flow);
         }

@@ -32,8 +32,8 @@ const SIZES: [u32; 12] = [
 pub fn max_payload(mtu: u32, peer: IpAddr, encapsulation: Encapsulation) -> u16 {
     let ip = if peer.is_ipv4() { 20 } else { 40 } + u32::from(encapsulation.overhead());
     let headers = ip + size_of::<intf::vtl_data_hdr>() as u32;
-    let most = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
-    (most & !7).max(8) as u16
+    let max = mtu.saturating_sub(headers).min(intf::VTL_MAX_PAYLOAD);
+    (max & !7).max(8) as u16
 }
 
 /// Action that path MTU discovery requests.
@@ -66,7 +66,7 @@ pub struct PathMtu {
     peer: IpAddr,
     encapsulation: Encapsulation,
     /// Largest payload known to get through, bytes.
-    most: u16,
+    max: u16,
     /// The graft's acknowledgements tell which sizes arrive.
     acknowledged: bool,
     /// [`Progress::mark`] when the path was last found to work, and that time.
@@ -93,19 +93,19 @@ struct Search {
 }
 
 impl PathMtu {
-    /// Starts for a session with `encapsulation` and at most `most` bytes of payload in a packet.
+    /// Starts for a session with `encapsulation` and at most `max` bytes of payload in a packet.
     /// `acknowledged`: the graft's acknowledgements tell which sizes arrive.
     pub fn new(
         peer: IpAddr,
         encapsulation: Encapsulation,
-        most: u16,
+        max: u16,
         acknowledged: bool,
         now: u64,
     ) -> Self {
         Self {
             peer,
             encapsulation,
-            most,
+            max,
             acknowledged,
             mark: 0,
             since_ns: now,
@@ -149,16 +149,16 @@ impl PathMtu {
             return Step::Ask(if self.acknowledged {
                 self.sizes(hint())
             } else {
-                vec![self.most; 2]
+                vec![self.max; 2]
             });
         };
         if now < search.next_ns {
             return Step::Nothing;
         }
         if search.heard >= ROUNDS {
-            self.most = search.best;
+            self.max = search.best;
             self.settle(now, at.mark);
-            return Step::Reduce(self.most);
+            return Step::Reduce(self.max);
         }
         if search.heard == 0 && search.by_tcp >= TCP_ROUNDS {
             self.settle(now, at.mark);
@@ -176,11 +176,11 @@ impl PathMtu {
 
     /// Handles the answer to a SIZE as large as DATA with `payload` bytes. `mark`: as in [`Progress`].
     pub fn handle_answer(&mut self, now: u64, payload: u16, mark: u64) {
-        let least = self.min_payload();
-        if payload >= self.most {
+        let min = self.min_payload();
+        if payload >= self.max {
             self.settle(now, mark);
         } else if let Some(search) = &mut self.search
-            && payload >= least
+            && payload >= min
         {
             search.best = search.best.max(payload);
             search.heard += u32::from(!search.hears);
@@ -223,13 +223,13 @@ impl PathMtu {
             .iter()
             .chain([&hint])
             .map(|size| max_payload(*size, self.peer, self.encapsulation))
-            .filter(|payload| (self.min_payload()..self.most).contains(payload))
+            .filter(|payload| (self.min_payload()..self.max).contains(payload))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         // The size in use is sent first and last: its loss decides, and only the head of a burst gets through a
         // full queue.
-        sizes.insert(0, self.most);
-        sizes.push(self.most);
+        sizes.insert(0, self.max);
+        sizes.push(self.max);
         sizes
     }
 }
@@ -457,7 +457,7 @@ mod tests {
         asked(&mut path, &mut now, &at(7));
         path.handle_answer(now, 1176, 7);
         assert_eq!(until(&mut path, &mut now, &at(7)), Step::Reduce(1216));
-        assert_eq!((now, path.most), (1700 * MS, 1216));
+        assert_eq!((now, path.max), (1700 * MS, 1216));
         // Only smaller sizes are probed from now on.
         let sizes = asked(&mut path, &mut now, &at(7));
         assert!(sizes.iter().all(|size| *size <= 1216));
@@ -480,7 +480,7 @@ mod tests {
             ..at(1)
         };
         assert_eq!(until(&mut path, &mut now, &idle), Step::Nothing);
-        assert_eq!(path.most, 1440);
+        assert_eq!(path.max, 1440);
     }
 
     #[test]
@@ -491,7 +491,7 @@ mod tests {
             asked(&mut path, &mut now, &at(0));
         }
         assert!(now > 40 * WAIT_NS[1], "it asks less often: {now}");
-        assert_eq!(path.most, 1440);
+        assert_eq!(path.max, 1440);
     }
 
     #[test]

@@ -53,6 +53,14 @@ pub struct Plan {
     pub dwell: Duration,
 }
 
+impl Plan {
+    /// Whether a condition is about the link layer.
+    pub fn is_about_link(&self) -> bool {
+        let mut terms = self.conditions.iter().flat_map(|of| &of.terms);
+        terms.any(|term| term.figure.is_of_link())
+    }
+}
+
 /// What decides: the condition of this number; `None`: no condition, so the rule's own carrier. By a model: the place of
 /// the class among [`CLASSES`]; `None`: the first.
 pub type Choice = Option<usize>;

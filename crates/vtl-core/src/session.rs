@@ -359,11 +359,11 @@ impl<N> Lifecycle<N> {
                 closing.sent += 1;
                 closing.next_ns = now + CLOSE_NS;
                 // The peer may be unable to use data before the handshake completes.
-                let most = match closing.handshake {
+                let max = match closing.handshake {
                     Handshake::Confirming(_) => UNCONFIRMED_TRIES,
                     Handshake::Unvalidated | Handshake::Complete => CLOSE_TRIES,
                 };
-                if closing.sent > most {
+                if closing.sent > max {
                     self.end(Farewell::Nothing, EndReason::Local)
                         .map_or(Action::Nothing, Action::End)
                 } else {

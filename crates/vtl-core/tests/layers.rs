@@ -137,8 +137,8 @@ impl World {
     }
 
     /// Runs until nothing is to happen any more; at most this long.
-    fn run(&mut self, most: Ns) {
-        let end = self.now + most;
+    fn run(&mut self, max: Ns) {
+        let end = self.now + max;
         self.turn(0);
         self.turn(1);
         while let Some(next) = self.next() {
@@ -262,9 +262,9 @@ fn paced__uses_its_rate_where_packets_get_lost() {
         world.assert_exact();
         let goodput = BYTES as f64 * 8.0 / (world.now as f64 / 1e9);
         // Of 1,228 bytes on the link 1,186 are payload; what is lost is sent once more.
-        let most = rate as f64 * 1186.0 / 1228.0 * (1.0 - lost as f64 / 100.0);
-        println!("{lost} %: {:.2} of {:.2} Mbit/s", goodput / 1e6, most / 1e6);
-        assert!(goodput > 0.95 * most, "{lost} %: {goodput} of {most}");
+        let max = rate as f64 * 1186.0 / 1228.0 * (1.0 - lost as f64 / 100.0);
+        println!("{lost} %: {:.2} of {:.2} Mbit/s", goodput / 1e6, max / 1e6);
+        assert!(goodput > 0.95 * max, "{lost} %: {goodput} of {max}");
         let figures = world.hosts[0].pipeline.figures().expect("nack's");
         let share = figures.lost as f64 / figures.sent as f64;
         assert!((share - lost as f64 / 100.0).abs() < 0.006, "{share}");

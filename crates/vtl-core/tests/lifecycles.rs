@@ -527,8 +527,8 @@ fn keepalive__bridges_losses_of_an_idle_session() {
         for host in &simulation.hosts {
             assert_eq!(host.end, None, "seed {seed}");
             // Both ask, and neither asks more often than it has to.
-            let most = 600 * S / KEEPALIVE_NS;
-            assert!((10..=2 * most).contains(&host.heard), "{}", host.heard);
+            let max = 600 * S / KEEPALIVE_NS;
+            assert!((10..=2 * max).contains(&host.heard), "{}", host.heard);
         }
     }
 }

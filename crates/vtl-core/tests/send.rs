@@ -2,7 +2,7 @@
 #![allow(missing_docs, non_snake_case)]
 
 use bytes::Bytes;
-use vtl_core::flow::{Chunk, INITIAL_CREDIT, Next, Path, ReceiveHalf, SendHalf};
+use vtl_core::flow::{INITIAL_CREDIT, Next, Path, ReceiveHalf, SendHalf};
 use vtl_proto::frame::{CarrierId, Side};
 
 fn carrier(number: u32) -> CarrierId {
@@ -20,7 +20,7 @@ fn send(half: &mut SendHalf, len: usize) {
         matches!(next, Some(Next::New { offset: at, .. }) if at == offset),
         "{next:?}"
     );
-    half.sent_new(Bytes::from(vec![1; len]), false, true);
+    half.sent_new(Bytes::from(vec![1; len]), false);
 }
 
 /// A flow that both ends know, and whose applications do without what gets lost.
@@ -40,22 +40,13 @@ fn broken__behind_an_end_that_tcp_has_changes_nothing() {
     // The peer has not said that it knows the flow, so TCP repeats it.
     half.move_to(Path::Tcp, false);
     assert!(matches!(half.next(Path::Tcp, 4000), Some(Next::Again(_))));
-    half.sent_again(1000, true);
+    half.sent_again(1000);
     half.finish();
     assert_eq!(half.next(Path::Tcp, 4000), Some(Next::Fin));
     half.sent_fin();
     half.confirmed(0, false, INITIAL_CREDIT, false)
         .expect("right");
-    let bytes = Bytes::from(vec![1; 1000]);
-    let offset = 0;
-    half.carrier_broken(
-        carrier(0),
-        [Chunk {
-            offset,
-            bytes,
-            urgent: false,
-        }],
-    );
+    half.carrier_broken(carrier(0));
     assert_eq!(half.next(Path::Tcp, 4000), None, "TCP has all of it");
     assert_eq!(half.asked(), None, "nothing goes behind the end");
 }
@@ -69,13 +60,13 @@ fn lossy__what_comes_back_from_others_goes_by_tcp_first() {
     half.move_to(Path::Carrier(lossy), true);
     assert_eq!(half.loses().map(|l| l.from), Some(1000));
     send(&mut half, 1000);
-    half.carrier_broken(whole, []);
+    half.carrier_broken(whole);
     assert_eq!(half.path(), Path::Tcp);
     let ended = half.loses().expect("it has");
     assert_eq!((ended.from, ended.passed), (u64::MAX, 1000));
     // It returns once the peer has that.
     assert!(matches!(half.next(Path::Tcp, 4000), Some(Next::Again(_))));
-    half.sent_again(1000, true);
+    half.sent_again(1000);
     half.confirmed(1000, false, INITIAL_CREDIT, true)
         .expect("right");
     assert_eq!(
@@ -83,7 +74,7 @@ fn lossy__what_comes_back_from_others_goes_by_tcp_first() {
         Path::Tcp,
         "the lossy one's own is not confirmed"
     );
-    half.sent_again(1000, true);
+    half.sent_again(1000);
     half.confirmed(2000, false, INITIAL_CREDIT, true)
         .expect("right");
     assert_eq!(half.path(), Path::Carrier(lossy));
@@ -114,7 +105,7 @@ fn requires_carrier__waits_for_one() {
     half.move_to(Path::Carrier(carrier(0)), false);
     // All of the first credit, which the peer confirms nothing of.
     send(&mut half, INITIAL_CREDIT as usize);
-    half.carrier_broken(carrier(0), []);
+    half.carrier_broken(carrier(0));
     assert_eq!(half.path(), Path::Tcp);
     assert!(half.has_returned());
     assert_eq!(half.next(Path::Tcp, 4000), None);
@@ -122,12 +113,12 @@ fn requires_carrier__waits_for_one() {
     half.move_to(Path::Carrier(carrier(1)), false);
     let again = half.next(Path::Carrier(carrier(1)), 1 << 20);
     assert!(matches!(&again, Some(Next::Again(chunk)) if chunk.offset == 0));
-    half.sent_again(INITIAL_CREDIT as usize, true);
+    half.sent_again(INITIAL_CREDIT as usize);
     half.confirmed(INITIAL_CREDIT, false, 2 * INITIAL_CREDIT, false)
         .expect("right");
     send(&mut half, 1000);
     half.finish();
-    half.carrier_broken(carrier(1), []);
+    half.carrier_broken(carrier(1));
     assert_eq!(half.next(Path::Tcp, 4000), None);
     assert_eq!(
         half.owes_fin(),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use vtl_core::{
     flow::{Chunk, Given, Next, Path, ReceiveHalf, SendHalf},
-    stacks::{Schedule, Stack, scheduler},
+    stacks::{Schedule, StackState, scheduler},
 };
 use vtl_proto::{
     carrier::Scheduler,
@@ -98,7 +98,7 @@ impl Session {
         self.link.rtt_ms * MS
     }
 
-    fn state(&mut self, now: u64) -> Stack {
+    fn state(&mut self, now: u64) -> StackState {
         while let Some((at, to)) = self.acks.front().copied()
             && at <= now
         {
@@ -110,7 +110,8 @@ impl Session {
         if self.delivered == self.given {
             self.heard_at = now;
         }
-        Stack {
+        StackState {
+            link_rate: 0,
             id: self.id(),
             path: self.number as u8,
             rtt_ns: self.rtt(),
@@ -194,13 +195,13 @@ impl World {
         }
     }
 
-    fn states(&mut self) -> Vec<Stack> {
+    fn states(&mut self) -> Vec<StackState> {
         let now = self.now;
         let alive = self.sessions.iter_mut().filter(|s| !s.is_broken);
         alive.map(|session| session.state(now)).collect()
     }
 
-    fn give(&mut self, stack: &Stack, chunk: &Chunk) -> Given {
+    fn give(&mut self, stack: &StackState, chunk: &Chunk) -> Given {
         let given = Given::new(self.now, stack, chunk.bytes.len() as u64);
         let mut of_id = self.sessions.iter_mut().filter(|s| s.id() == stack.id);
         let session = of_id.next().expect("one of them");
@@ -238,7 +239,7 @@ impl World {
             let backlog = if is_again { len } else { self.waiting };
             let picks = self.schedule.pick(&states, backlog);
             let lens = picks.places().map(|place| states[place].chunk_len());
-            let Some(len) = lens.min().map(|least| least.min(len)) else {
+            let Some(len) = lens.min().map(|min| min.min(len)) else {
                 return;
             };
             let bytes: Bytes = bytes.slice(..len as usize);
@@ -376,7 +377,7 @@ fn cut__either_path_stalls_for_three_round_trips_at_most() {
                     world.sessions[cut].is_broken = true;
                     let left = world.sessions[1 - cut].id();
                     let id = world.sessions[cut].id();
-                    world.sender.carrier_broken(id, []);
+                    world.sender.carrier_broken(id);
                     world.sender.move_to(Path::Carrier(left), false);
                 }
             }

@@ -147,7 +147,7 @@ impl Daemons {
                 ..CarrierSpec::default()
             },
         };
-        let _: HookAdded = Client::connect_bounded(&self.server_socket)?.call(&hook)?;
+        let _: HookAdded = Client::connect(&self.server_socket)?.call(&hook)?;
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl Daemons {
             ports: Vec::new(),
             carrier,
         };
-        let _: Done = Client::connect_bounded(&self.server_socket)?.call(&add)?;
+        let _: Done = Client::connect(&self.server_socket)?.call(&add)?;
         Ok(())
     }
 
@@ -178,8 +178,7 @@ impl Daemons {
     pub(crate) fn deploy(&self, graft: &str) -> Result<(), vtl_control::Error> {
         for socket in [&self.client_socket, &self.server_socket] {
             let name = Some(graft.to_owned());
-            let _: Deployed =
-                Client::connect_bounded(socket)?.call(&Request::GraftDeploy { name })?;
+            let _: Deployed = Client::connect(socket)?.call(&Request::GraftDeploy { name })?;
         }
         Ok(())
     }
@@ -246,7 +245,7 @@ impl Daemons {
 }
 
 fn status(socket: &Path) -> Result<Status, vtl_control::Error> {
-    Client::connect_bounded(socket)?.status()
+    Client::connect(socket)?.status()
 }
 
 /// What the daemons answer to `status`.

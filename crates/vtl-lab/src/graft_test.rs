@@ -101,7 +101,7 @@ fn carry(manifest: &Manifest, object: &[u8], programs: &Programs) -> anyhow::Res
     for host in [Host::Client, Host::Server] {
         let deploy = Request::GraftDeploy { name: None };
         let file = File::open(&package)?;
-        let daemon = Client::connect_bounded(daemons.socket(host))?;
+        let daemon = Client::connect(daemons.socket(host))?;
         let _: Deployed = daemon.call_handing(&deploy, &[file.as_fd()])?;
     }
     let mut listener = Listener::bind(PORT, daemons.socket(Host::Server))?;

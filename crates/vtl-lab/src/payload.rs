@@ -27,17 +27,17 @@ fn table() -> &'static [u8] {
         bytes.truncate(PERIOD);
         let mut all = Vec::with_capacity(PERIOD + CHUNK);
         while all.len() < PERIOD + CHUNK {
-            let most = (PERIOD + CHUNK - all.len()).min(PERIOD);
-            all.extend_from_slice(&bytes[..most]);
+            let max = (PERIOD + CHUNK - all.len()).min(PERIOD);
+            all.extend_from_slice(&bytes[..max]);
         }
         all
     })
 }
 
-/// The bytes of the payload from `offset` on, at most [`CHUNK`] and at most `most`.
-pub(crate) fn at(offset: u64, most: u64) -> &'static [u8] {
+/// The bytes of the payload from `offset` on, at most [`CHUNK`] and at most `max`.
+pub(crate) fn at(offset: u64, max: u64) -> &'static [u8] {
     let from = (offset % PERIOD as u64) as usize;
-    let length = most.min(CHUNK as u64) as usize;
+    let length = max.min(CHUNK as u64) as usize;
     &table()[from..from + length]
 }
 
@@ -175,8 +175,8 @@ mod tests {
     fn gap_checker__finds_where_a_gap_ends() {
         let mut checker = GapChecker::default();
         assert_eq!(checker.check(at(0, 1_440)), 0);
-        for (from, most) in [(2_880, 3), (2_883, 70_000), (90_000, 262_144), (500_000, 9)] {
-            assert_eq!(checker.check(at(from, most)), 0, "{from}");
+        for (from, max) in [(2_880, 3), (2_883, 70_000), (90_000, 262_144), (500_000, 9)] {
+            assert_eq!(checker.check(at(from, max)), 0, "{from}");
         }
         assert!(checker.unplaced.is_empty());
     }

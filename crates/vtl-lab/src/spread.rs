@@ -6,9 +6,9 @@ pub(crate) struct Spread {
     /// Median; of an even number of values the mean of the two in the middle.
     pub(crate) median: f64,
     /// Smallest.
-    pub(crate) least: f64,
+    pub(crate) min: f64,
     /// Largest.
-    pub(crate) most: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
@@ -24,8 +24,8 @@ impl Spread {
         };
         Some(Self {
             median,
-            least: *values.first()?,
-            most: *values.last()?,
+            min: *values.first()?,
+            max: *values.last()?,
         })
     }
 }
@@ -37,11 +37,7 @@ mod tests {
 
     #[test]
     fn of__odd_even_none() {
-        let spread = |median, least, most| Spread {
-            median,
-            least,
-            most,
-        };
+        let spread = |median, min, max| Spread { median, min, max };
         assert_eq!(Spread::of([9.0, 1.0, 2.0]), Some(spread(2.0, 1.0, 9.0)));
         assert_eq!(
             Spread::of([4.0, 1.0, 2.0, 9.0]),

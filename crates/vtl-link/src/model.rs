@@ -340,7 +340,7 @@ impl<F: Frame> Direction<F> {
             };
             let left = self.front_done;
             let waited = left.saturating_sub(arrived + self.serialisation(&frame));
-            if self.params.mark_above.is_some_and(|most| waited > most) && frame.mark() {
+            if self.params.mark_above.is_some_and(|max| waited > max) && frame.mark() {
                 self.stats.marked += 1;
             }
             self.sojourn.record(left.saturating_sub(arrived));

@@ -203,7 +203,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> std::result::Result<[u8; N], Malfor
 /// Parses the next prefix.
 fn address(rest: &mut &[u8]) -> std::result::Result<(IpAddr, u8), Malformed> {
     let [family, bits] = take(rest)?;
-    let (address, bits_set, most): (IpAddr, u128, u8) = match family {
+    let (address, bits_set, max): (IpAddr, u128, u8) = match family {
         4 => {
             let v4 = Ipv4Addr::from(take::<4>(rest)?);
             (v4.into(), u128::from(v4.to_bits()) << 96, 32)
@@ -220,7 +220,7 @@ fn address(rest: &mut &[u8]) -> std::result::Result<(IpAddr, u8), Malformed> {
     };
     let beyond = u128::MAX.checked_shr(bits.into()).unwrap_or(0);
     let is_mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-    if bits > most || bits_set & beyond != 0 || is_mapped {
+    if bits > max || bits_set & beyond != 0 || is_mapped {
         return Err(Malformed::Form(
             "an address in it is none, or has bits behind its prefix",
         ));

@@ -154,7 +154,7 @@ impl Index {
         if bytes.len() > MAX_INDEX {
             return Err(Error::TooLong {
                 what: "the index".into(),
-                most: MAX_INDEX,
+                max: MAX_INDEX,
             });
         }
         let text = std::str::from_utf8(bytes).map_err(|_| not("it is not text"))?;
@@ -226,12 +226,7 @@ impl Index {
         {
             return refuse(format!("this package of {name} {version} is revoked"));
         }
-        if let Some(minimum) = self
-            .list
-            .minimum
-            .get(name)
-            .filter(|least| version < **least)
-        {
+        if let Some(minimum) = self.list.minimum.get(name).filter(|min| version < **min) {
             return refuse(format!(
                 "{name} {version} is revoked: {minimum} is the lowest version"
             ));

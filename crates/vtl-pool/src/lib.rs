@@ -50,12 +50,12 @@ pub enum Error {
         source: io::Error,
     },
     /// A file is longer than the limit.
-    #[error("{what} has more than {most} bytes")]
+    #[error("{what} has more than {max} bytes")]
     TooLong {
         /// The file or part that is too long.
         what: String,
         /// The limit.
-        most: usize,
+        max: usize,
     },
     /// The object does not describe itself as a graft.
     #[error("not a usable graft object: {0}")]
@@ -155,30 +155,30 @@ pub(crate) const LAST_EXPIRY: u64 = 253_402_300_799;
 /// This crate's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Reads a file of at most `most` bytes.
+/// Reads a file of at most `max` bytes.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::TooLong`].
-pub fn read_bounded(path: &std::path::Path, most: usize) -> Result<Vec<u8>> {
+pub fn read_bounded(path: &std::path::Path, max: usize) -> Result<Vec<u8>> {
     let failed = |source| Error::File {
         what: "read",
         path: path.to_owned(),
         source,
     };
     let file = std::fs::File::open(path).map_err(failed)?;
-    read_from(file, most, || path.display().to_string())?.map_err(failed)
+    read_from(file, max, || path.display().to_string())?.map_err(failed)
 }
 
 /// As [`read_bounded`], from any reader. The inner error is the reader's.
 pub(crate) fn read_from(
     reader: impl io::Read,
-    most: usize,
+    max: usize,
     name: impl FnOnce() -> String,
 ) -> Result<io::Result<Vec<u8>>> {
     use io::Read;
     let mut bytes = Vec::new();
-    match reader.take(most as u64 + 1).read_to_end(&mut bytes) {
-        Ok(_) if bytes.len() > most => Err(Error::TooLong { what: name(), most }),
+    match reader.take(max as u64 + 1).read_to_end(&mut bytes) {
+        Ok(_) if bytes.len() > max => Err(Error::TooLong { what: name(), max }),
         Ok(_) => Ok(Ok(bytes)),
         Err(error) => Ok(Err(error)),
     }

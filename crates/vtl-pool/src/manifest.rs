@@ -239,7 +239,7 @@ fn from_toml<T: de::DeserializeOwned>(text: &str) -> Result<T> {
     if text.len() > MAX_MANIFEST {
         return Err(Error::TooLong {
             what: "the manifest".into(),
-            most: MAX_MANIFEST,
+            max: MAX_MANIFEST,
         });
     }
     toml::from_str(text).map_err(|error| {
@@ -285,7 +285,7 @@ impl Manifest {
         let parameter = |p: &Parameter| {
             json!({
                 "name": p.name, "unit": p.unit,
-                "default": p.default, "least": p.least, "most": p.most,
+                "default": p.default, "min": p.min, "max": p.max,
             })
         };
         json!({
@@ -332,7 +332,7 @@ impl Manifest {
             let one = |p: &Parameter| {
                 format!(
                     "{} {} ({} to {} {})",
-                    p.name, p.default, p.least, p.most, p.unit
+                    p.name, p.default, p.min, p.max, p.unit
                 )
             };
             let all: Vec<_> = parameters.iter().map(one).collect();

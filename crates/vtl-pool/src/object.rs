@@ -49,9 +49,11 @@ pub struct Parameter {
     /// Default value.
     pub default: u32,
     /// Lowest value.
-    pub least: u32,
+    #[serde(alias = "least")]
+    pub min: u32,
     /// Highest value.
-    pub most: u32,
+    #[serde(alias = "most")]
+    pub max: u32,
 }
 
 /// A transport function.
@@ -74,7 +76,7 @@ impl Description {
         if image.len() > MAX_OBJECT {
             return Err(Error::TooLong {
                 what: "the object".into(),
-                most: MAX_OBJECT,
+                max: MAX_OBJECT,
             });
         }
         let section = elf::section(image, ".vtl.graft").ok_or_else(|| {
@@ -171,10 +173,10 @@ fn parameter(bytes: &[u8]) -> Option<Parameter> {
         name: text(&bytes[name_at..name_at + size_of::<[c_char; 24]>()])?,
         unit: text(&bytes[unit_at..unit_at + size_of::<[c_char; 16]>()])?,
         default: info.word(std::mem::offset_of!(vtl_param_info, initial)),
-        least: info.word(std::mem::offset_of!(vtl_param_info, least)),
-        most: info.word(std::mem::offset_of!(vtl_param_info, most)),
+        min: info.word(std::mem::offset_of!(vtl_param_info, min)),
+        max: info.word(std::mem::offset_of!(vtl_param_info, max)),
     };
-    let fits = (parameter.least..=parameter.most).contains(&parameter.default);
+    let fits = (parameter.min..=parameter.max).contains(&parameter.default);
     (is_name(&parameter.name) && fits).then_some(parameter)
 }
 

@@ -159,7 +159,7 @@ fn unpack(bytes: &[u8]) -> Result<[Vec<u8>; 3]> {
     if bytes.len() > MAX_PACKAGE {
         return Err(Error::TooLong {
             what: "the package".into(),
-            most: MAX_PACKAGE,
+            max: MAX_PACKAGE,
         });
     }
     let mut archive = tar::Archive::new(Cursor::new(bytes));
@@ -168,16 +168,16 @@ fn unpack(bytes: &[u8]) -> Result<[Vec<u8>; 3]> {
     let mut count = 0;
     for entry in entries.raw(true) {
         let mut entry = entry.map_err(|_| not("it is no tar archive".into()))?;
-        let Some((name, most)) = MEMBERS.get(count) else {
+        let Some((name, max)) = MEMBERS.get(count) else {
             return Err(not("there is more in it than belongs there".into()));
         };
         if entry.path_bytes() != name.as_bytes() {
             return Err(not(format!("where {name} belongs there is something else")));
         }
-        if entry.size() > *most as u64 {
+        if entry.size() > *max as u64 {
             return Err(Error::TooLong {
                 what: format!("{name} of the package"),
-                most: *most,
+                max: *max,
             });
         }
         entry
@@ -309,7 +309,7 @@ mod tests {
         assert!(why.contains("name is other"), "{why}");
         let why = lie(&|m| m.functions.push("tf_magic".into()));
         assert!(why.contains("functions"), "{why}");
-        let why = lie(&|m| m.parameters[0].most = 5);
+        let why = lie(&|m| m.parameters[0].max = 5);
         assert!(why.contains("parameters"), "{why}");
         let why = lie(&|m| m.wire = 9);
         let ours = format!("this host speaks {}", vtl_proto::intf::VTL_VERSION);

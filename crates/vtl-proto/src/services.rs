@@ -363,15 +363,15 @@ pub struct ParamRange {
     /// The default.
     pub initial: u32,
     /// The lowest.
-    pub least: u32,
+    pub min: u32,
     /// The highest.
-    pub most: u32,
+    pub max: u32,
 }
 
 impl ParamRange {
     /// Whether the range contains this value.
     pub fn allows(&self, value: u32) -> bool {
-        (self.least..=self.most).contains(&value)
+        (self.min..=self.max).contains(&value)
     }
 }
 

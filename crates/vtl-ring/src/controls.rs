@@ -40,8 +40,8 @@ impl Controls {
     }
 
     /// Tells the writer the path's maximum payload, bytes.
-    pub fn set_path(&self, most: u16) {
-        self.transmit.most().store(most.into(), Ordering::Relaxed);
+    pub fn set_path(&self, max: u16) {
+        self.transmit.max().store(max.into(), Ordering::Relaxed);
     }
 
     /// Clears the reader's mark that there is room again ([`super::RxRing::offer_room`]). Returns

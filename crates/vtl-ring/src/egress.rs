@@ -13,7 +13,7 @@ pub fn run(caller: impl AsFd, length: u32) -> bool {
     /// A dummy: egress replaces the content.
     static NOTHING: [u8; HEADERS + intf::VTL_MAX_PAYLOAD as usize] =
         [0; HEADERS + intf::VTL_MAX_PAYLOAD as usize];
-    let least = intf::VTL_MIN_PACKET as usize - UDP;
-    let length = (HEADERS + length as usize).clamp(least, NOTHING.len());
+    let min = intf::VTL_MIN_PACKET as usize - UDP;
+    let length = (HEADERS + length as usize).clamp(min, NOTHING.len());
     nix::unistd::write(caller, &NOTHING[..length]).is_ok()
 }

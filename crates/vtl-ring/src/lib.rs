@@ -97,8 +97,8 @@ impl Ring {
         self.word32(std::mem::offset_of!(vtl_ring_ctl, refill))
     }
 
-    fn most(&self) -> &AtomicU32 {
-        self.word32(std::mem::offset_of!(vtl_ring_ctl, most))
+    fn max(&self) -> &AtomicU32 {
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, max))
     }
 
     fn notsent_lowat(&self) -> &AtomicU32 {

@@ -62,10 +62,10 @@ impl TxRing {
 
     /// Maximum payload of a packet, bytes. Shrinks when the path MTU does.
     pub fn max_payload(&self) -> usize {
-        let most = self.max_payload as usize;
-        match self.ring.most().load(Ordering::Relaxed) as usize {
-            0 => most,
-            path => path.saturating_sub(self.overhead()).clamp(1, most),
+        let max = self.max_payload as usize;
+        match self.ring.max().load(Ordering::Relaxed) as usize {
+            0 => max,
+            path => path.saturating_sub(self.overhead()).clamp(1, max),
         }
     }
 
@@ -258,8 +258,8 @@ impl TxRing {
     /// What is written and not acknowledged: packets, messages that end in them, and bytes before sealing.
     pub fn pending(&self) -> (u64, u64, u64) {
         // Whatever is written there.
-        let most = self.next.min(self.ring.slots.into());
-        let packets = self.unacknowledged().min(most);
+        let max = self.next.min(self.ring.slots.into());
+        let packets = self.unacknowledged().min(max);
         let (mut messages, mut bytes) = (0, 0);
         for number in self.next - packets..self.next {
             let slot = self.ring.slot(number).as_ptr();
@@ -364,13 +364,13 @@ mod tests {
     fn tx_ring__packets_become_smaller_with_the_path() {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
-        tx.ring.most().store(60, Ordering::Relaxed);
+        tx.ring.max().store(60, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 60);
         // A writer that has not re-read the limit may still write up to the old one.
         assert_eq!(tx.slot(0).len(), 100);
         assert!(!tx.publish(&[100]));
         // The field is shared memory: it cannot raise the limit above the agreed one.
-        tx.ring.most().store(1000, Ordering::Relaxed);
+        tx.ring.max().store(1000, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 100);
     }
 

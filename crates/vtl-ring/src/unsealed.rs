@@ -458,20 +458,20 @@ mod tests {
         for numbered in [false, true] {
             let mut pair = Pair::new(numbered);
             let over = overhead(numbered);
-            pair.from.most().store(60, Ordering::Relaxed);
+            pair.from.max().store(60, Ordering::Relaxed);
             assert_eq!(pair.tx.max_payload(), 60 - over);
             assert_eq!(pair.tx.sealed_len(7), 7 + over as u32);
             // A writer that has not re-read the limit may still write up to the old one.
-            let most = pair.tx.slot(0).len();
-            assert_eq!(most, 100 - over);
-            pair.send(&vec![7; most]);
+            let max = pair.tx.slot(0).len();
+            assert_eq!(max, 100 - over);
+            pair.send(&vec![7; max]);
             pair.carry([0]);
             assert_eq!(pair.received(0).len(), 100);
             pair.publish(1);
-            assert_eq!(pair.rx.packet(0), vec![7; most]);
+            assert_eq!(pair.rx.packet(0), vec![7; max]);
             for path in [1, over as u32, 1000] {
-                pair.from.most().store(path, Ordering::Relaxed);
-                let expected = if path == 1000 { most } else { 1 };
+                pair.from.max().store(path, Ordering::Relaxed);
+                let expected = if path == 1000 { max } else { 1 };
                 assert_eq!(pair.tx.max_payload(), expected);
             }
         }
@@ -479,11 +479,11 @@ mod tests {
 
     #[test]
     fn tx_ring__the_longest_and_the_shortest_packets_fit() {
-        for (max_payload, most) in [(1, 1), (20, 1), (intf::VTL_MAX_PAYLOAD as u16, 1_000_000)] {
+        for (max_payload, max) in [(1, 1), (20, 1), (intf::VTL_MAX_PAYLOAD as u16, 1_000_000)] {
             let (fd, _) = ring();
             let tx = TxRing::map(fd.as_fd(), SLOTS, max_payload).unwrap();
             let mut tx = tx.with_keys(&keys(1, 2), true);
-            assert!(tx.max_payload() <= most);
+            assert!(tx.max_payload() <= max);
             let len = tx.max_payload() as u32;
             tx.publish(&[len]);
             assert!(tx.sealed_len(len) <= intf::VTL_MAX_PAYLOAD);

@@ -39,17 +39,13 @@ pub enum Pace {
 pub struct Pattern {
     seed: u64,
     lengths: Lengths,
-    most: u16,
+    max: u16,
 }
 
 impl Pattern {
     /// The pattern of a stream.
-    pub fn new(seed: u64, lengths: Lengths, most: u16) -> Self {
-        Self {
-            seed,
-            lengths,
-            most,
-        }
+    pub fn new(seed: u64, lengths: Lengths, max: u16) -> Self {
+        Self { seed, lengths, max }
     }
 
     fn rng(&self, seq: u64) -> Random {
@@ -67,8 +63,8 @@ impl Pattern {
     pub fn write(&self, seq: u64, data: &mut [u8]) -> usize {
         let mut rng = self.rng(seq);
         let len = match self.lengths {
-            Lengths::Full => self.most.into(),
-            Lengths::Random => 1 + rng.below(self.most.into()) as usize,
+            Lengths::Full => self.max.into(),
+            Lengths::Random => 1 + rng.below(self.max.into()) as usize,
         };
         for part in data[..len].chunks_mut(8) {
             part.copy_from_slice(&rng.bits().to_le_bytes()[..part.len()]);

@@ -61,9 +61,9 @@ pub fn link(rtt_ms: f64, rate_mbit: f64, loss_pct: f64, queue_packets: u32) -> L
 }
 
 /// Log-uniform random number between two bounds.
-fn between(dice: &mut Random, least: f64, most: f64) -> f64 {
+fn between(dice: &mut Random, min: f64, max: f64) -> f64 {
     let part = dice.below(1 << 20) as f64 / f64::from(1 << 20);
-    least * (most / least).powf(part)
+    min * (max / min).powf(part)
 }
 
 impl Change {

@@ -72,7 +72,7 @@ impl SessionConfig {
         let place = known.iter().position(|p| text(&p.name) == name);
         let place = place.unwrap_or_else(|| panic!("{} has no parameter {name}", self.graft));
         let p = &known[place];
-        assert!((p.least..=p.most).contains(&value), "{name} {value}");
+        assert!((p.min..=p.max).contains(&value), "{name} {value}");
         self.params[place] = Some(value);
         self
     }

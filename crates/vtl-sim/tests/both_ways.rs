@@ -9,14 +9,14 @@ use table::{Fields, MS, NOW, SID, ack_header, host};
 use vtl_sim::{ffi, host::Host, report::BothWays};
 
 /// Asserts that each direction has at least this share of the rate that it has alone.
-fn check(cells: &[BothWays], least: f64) {
+fn check(cells: &[BothWays], min: f64) {
     thread::scope(|scope| {
         for cell in cells {
             scope.spawn(move || {
                 let (alone, both) = cell.measure().unwrap_or_else(|e| panic!("{cell:?}: {e}"));
                 for (alone, both) in alone.iter().zip(both) {
                     assert!(
-                        both >= least * alone,
+                        both >= min * alone,
                         "{cell:?}: {both:.0} of {alone:.0} bit/s"
                     );
                 }

@@ -326,7 +326,7 @@ fn congestion_bbr__probe_rtt_finds_the_competitor_gone() {
     for (rtt_us, competing, min_rtt_us) in [(105_000, 0, 101_250), (140_000, 1, 110_000)] {
         let mut h = known(VTL_BBR_CRUISE);
         let b = h.state_mut::<vtl_bbr>(SID);
-        (b.competing, b.window, b.most, b.epoch_ns) = (1, 200, 200, NOW);
+        (b.competing, b.window, b.max, b.epoch_ns) = (1, 200, 200, NOW);
         bbr(&mut h, NOW + 11 * S, 0, 180_000, 200);
         for n in 1..=3 {
             round(&mut h, NOW + 11 * S + n * 100 * MS, rtt_us, 50);
@@ -452,7 +452,7 @@ fn congestion_bbr__window_includes_overtaken_packets() {
 fn against(rtt: u32, flight: u64, rounds: u64) -> vtl_bbr {
     let mut h = known(VTL_BBR_CRUISE);
     let b = h.state_mut::<vtl_bbr>(SID);
-    (b.competing, b.busy, b.window, b.most, b.epoch_ns) = (1, 8, 400, 400, NOW);
+    (b.competing, b.busy, b.window, b.max, b.epoch_ns) = (1, 8, 400, 400, NOW);
     for n in 0..3 {
         round(&mut h, NOW + n * MS, 160_000, 400);
     }

@@ -124,24 +124,24 @@ fn every_control__takes_a_mark_for_a_loss() {
 }
 
 /// RFC 9438, figure 1, in packets and seconds.
-fn w_cubic(t: f64, most: f64, after: f64) -> f64 {
-    let k = ((most - after) / 0.4).cbrt();
-    0.4 * (t - k).powi(3) + most
+fn w_cubic(t: f64, max: f64, after: f64) -> f64 {
+    let k = ((max - after) / 0.4).cbrt();
+    0.4 * (t - k).powi(3) + max
 }
 
 #[test]
 fn cubic__follows_the_curve() {
     let cubic: AckFunction = ffi::vtl_native_cubic;
-    for (most, rtt_ms) in [(100_u64, 50_u64), (1000, 100), (5000, 200)] {
-        let mut h = path(rtt_ms as u32 * 1000, most, most / 2);
+    for (max, rtt_ms) in [(100_u64, 50_u64), (1000, 100), (5000, 200)] {
+        let mut h = path(rtt_ms as u32 * 1000, max, max / 2);
         lose(&mut h);
         ack(&mut h, cubic, NOW, 1);
-        let after = most * 7 / 10;
+        let after = max * 7 / 10;
         assert_eq!(cwnd(&h), after, "beta = 0.7");
         // Each round trip, the whole window is acknowledged in ten parts.
         let start = NOW + rtt_ms * MS;
         let mut now = start;
-        let k = ((most - after) as f64 / 0.4).cbrt();
+        let k = ((max - after) as f64 / 0.4).cbrt();
         // NewReno's estimate: section 4.3.
         let mut friendly = after as f64;
         let rounds = (2.0 * k * 1000.0 / rtt_ms as f64) as u64;
@@ -152,19 +152,19 @@ fn cubic__follows_the_curve() {
                 ack(&mut h, cubic, now, acked);
             }
             let t = (now - start) as f64 / 1e9;
-            let want = w_cubic(t, most as f64, after as f64);
-            friendly += if friendly < most as f64 { 0.53 } else { 1.0 };
+            let want = w_cubic(t, max as f64, after as f64);
+            friendly += if friendly < max as f64 { 0.53 } else { 1.0 };
             let got = cwnd(&h) as f64;
             // Between the curve now and a round trip ahead; NewReno's estimate may be above it.
-            let ahead = w_cubic(t + rtt_ms as f64 / 1e3, most as f64, after as f64);
+            let ahead = w_cubic(t + rtt_ms as f64 / 1e3, max as f64, after as f64);
             let low = want.max(friendly) * 0.97 - 2.0;
             let high = ahead.max(friendly * 1.05) * 1.02 + 2.0;
             assert!(
                 (low..=high).contains(&got),
-                "{most}, {rtt_ms} ms, {t} s: {got}, not {low} to {high}"
+                "{max}, {rtt_ms} ms, {t} s: {got}, not {low} to {high}"
             );
         }
-        assert!(cwnd(&h) > most, "it goes beyond what it was");
+        assert!(cwnd(&h) > max, "it goes beyond what it was");
     }
 }
 
@@ -177,8 +177,8 @@ fn cubic__fast_convergence() {
     lose(&mut h);
     ack(&mut h, cubic, NOW, 1);
     // 700 was less than 1,000: the next plateau is at 700 (1 + 0.7) / 2.
-    let most = h.state_mut::<ffi::vtl_cc>(SID).w_max / 1024;
-    assert_eq!((cwnd(&h), most), (490, 595));
+    let max = h.state_mut::<ffi::vtl_cc>(SID).w_max / 1024;
+    assert_eq!((cwnd(&h), max), (490, 595));
 }
 
 #[test]

@@ -175,8 +175,8 @@ fn reliable_grafts__never_lose_duplicate_or_reorder() {
             let window = rng.pick(&[1, 2, 16, 100, 1024]);
             scenario.session = scenario.session.with("window", window);
         }
-        let most = if name == "stop-and-wait" { 30 } else { 200 };
-        scenario.packets = [1 + rng.below(most), rng.below(most / 2)];
+        let max = if name == "stop-and-wait" { 30 } else { 200 };
+        scenario.packets = [1 + rng.below(max), rng.below(max / 2)];
         let want = scenario.packets;
         let text = format!("{scenario:?}");
         let wrong = match Sim::new(scenario).run() {
@@ -249,7 +249,7 @@ fn partial_reliability__never_exceeds_its_budget() {
         scenario.packets = [1 + rng.below(600), 0];
         let want = scenario.packets[0];
         let text = format!("{scenario:?}");
-        let most = (loss_window * max_loss / 1000).min(64) as usize;
+        let max = (loss_window * max_loss / 1000).min(64) as usize;
         let wrong = match Sim::new(scenario).run() {
             Ok(o) if o.packets[1] != want => format!("incomplete: {:?} of {want}", o.packets),
             Ok(o) => {
@@ -258,10 +258,10 @@ fn partial_reliability__never_exceeds_its_budget() {
                     o.losses.gaps.len() as u64,
                     std::sync::atomic::Ordering::Relaxed,
                 );
-                if worst <= most {
+                if worst <= max {
                     return None;
                 }
-                format!("{worst} of {loss_window} given up, budget {most}")
+                format!("{worst} of {loss_window} given up, budget {max}")
             }
             Err(failure) => failure.to_string(),
         };

@@ -213,11 +213,8 @@ fn loss_reordering__adapts_to_late_packets() {
     };
     assert_eq!(extent(&mut h, 49_900, 0, 0), 0, "a duplicate");
     // At most twice as many, and three more, at a time.
-    let grows = [3, 9, 21, 45, 93, 100, 100].map(|most| (extent(&mut h, 49_900, 1, 1), most));
-    assert!(
-        grows.iter().all(|(extent, most)| extent == most),
-        "{grows:?}"
-    );
+    let grows = [3, 9, 21, 45, 93, 100, 100].map(|max| (extent(&mut h, 49_900, 1, 1), max));
+    assert!(grows.iter().all(|(extent, max)| extent == max), "{grows:?}");
     // As late as before, or nearly so: the extent stays.
     assert_eq!(extent(&mut h, 49_910, 1, 5000), 100);
     assert_eq!(extent(&mut h, 50_001, 1, 1600), 100);

@@ -149,8 +149,8 @@ fn outage(seed: u64) -> (f64, f64) {
 #[test]
 fn outage_at_the_end__never_stalls_a_transfer() {
     for seed in seeds(300) {
-        let (cost, most) = outage(seed);
-        assert!(cost < most, "seed {seed}: {cost} of {most} ms");
+        let (cost, max) = outage(seed);
+        assert!(cost < max, "seed {seed}: {cost} of {max} ms");
     }
 }
 

@@ -200,10 +200,10 @@ fn starts__on_a_short_queue_retransmit_little() {
     ];
     for ((rtt, rate, queue), max_new, max_known) in paths {
         let link = link(rtt, rate, 0.0, queue);
-        let least = 46.0 * 1500.0 * 8.0 / rate / 1e3 + rtt / 2.0;
+        let min = 46.0 * 1500.0 * 8.0 / rate / 1e3 + rtt / 2.0;
         let (new, known) = (new(&link, 46), known(&link, 46));
-        println!("{rtt} ms, {rate} Mbit/s, {queue}: {least:.0} ms, {new:.2?}, {known:.2?}");
-        assert!(new.ms < max_new * least && new.again < 0.55);
-        assert!(known.ms < max_known * least && known.again < 0.05);
+        println!("{rtt} ms, {rate} Mbit/s, {queue}: {min:.0} ms, {new:.2?}, {known:.2?}");
+        assert!(new.ms < max_new * min && new.again < 0.55);
+        assert!(known.ms < max_known * min && known.again < 0.05);
     }
 }

@@ -94,9 +94,9 @@ fn flood__never_faster_than_the_rate() {
     for (rtt, rate) in FLOODED {
         let got = flood_beyond(&testbed, (rtt, rate));
         // Since before the first packet was sent: its serialisation counts, too.
-        let least = got.received as f64 * 12_000.0 / (rate * 1e6) + rtt / 2e3;
+        let min = got.received as f64 * 12_000.0 / (rate * 1e6) + rtt / 2e3;
         assert!(
-            got.until_last.as_secs_f64() >= least * 0.999,
+            got.until_last.as_secs_f64() >= min * 0.999,
             "{rate} Mbit/s: {got:?}"
         );
         assert_ne!(got.received, 0);

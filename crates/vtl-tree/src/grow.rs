@@ -338,9 +338,9 @@ impl<'a> Grower<'a> {
             return None;
         }
         // C4.5's Epsilon.
-        let least = sum / f64::from(number) - 1e-3;
+        let min = sum / f64::from(number) - 1e-3;
         let (mut best, mut chosen) = (0.0, None);
-        for candidate in candidates.iter().filter(|c| c.gain >= least) {
+        for candidate in candidates.iter().filter(|c| c.gain >= min) {
             if candidate.ratio > best + EPSILON {
                 (best, chosen) = (candidate.ratio, Some(candidate.split));
             }

@@ -149,11 +149,11 @@ pub(crate) fn prune_globally(root: &mut Grown, errors: f64) {
         let mut subtrees = Vec::new();
         list(root, 0, &mut subtrees);
         subtrees.retain(|subtree| subtree.extra <= allowed + EPSILON);
-        let least = subtrees
+        let min = subtrees
             .iter()
             .map(|s| s.cost)
             .fold(f64::INFINITY, f64::min);
-        subtrees.retain(|subtree| subtree.cost <= least + EPSILON);
+        subtrees.retain(|subtree| subtree.cost <= min + EPSILON);
         // A subtree stands before those inside it, which go with it.
         subtrees.sort_by_key(|subtree| subtree.nodes.start);
         let mut end = 0;

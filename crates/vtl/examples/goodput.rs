@@ -206,11 +206,11 @@ fn receive(sessions: u16) -> Result<(), Box<dyn Error>> {
     let gbit = measured as f64 * 8.0 / 1e9 / seconds;
     let bytes: u64 = receivers.iter().map(|r| r.bytes).sum();
     let wrong: u64 = receivers.iter().map(|r| r.wrong).sum();
-    let least = receivers.iter().map(|r| r.bytes).min().unwrap_or(0);
-    let most = receivers.iter().map(|r| r.bytes).max().unwrap_or(0);
+    let min = receivers.iter().map(|r| r.bytes).min().unwrap_or(0);
+    let max = receivers.iter().map(|r| r.bytes).max().unwrap_or(0);
     println!(
         "{{\"sessions\":{sessions},\"bytes\":{bytes},\"seconds\":{seconds:.3},\"gbit\":{gbit:.3},\
-         \"least\":{least},\"most\":{most},\"wrong\":{wrong}}}"
+         \"least\":{min},\"most\":{max},\"wrong\":{wrong}}}"
     );
     Ok(())
 }

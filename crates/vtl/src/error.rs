@@ -38,12 +38,12 @@ pub enum Error {
     #[error("the time limit has passed")]
     TimedOut,
     /// A message is empty, or longer than the session takes.
-    #[error("a message has 1 to {most} bytes in this session, not {len}")]
+    #[error("a message has 1 to {max} bytes in this session, not {len}")]
     MessageSize {
         /// Length of the message, bytes.
         len: usize,
         /// Maximum: [`crate::Socket::max_message`], bytes.
-        most: usize,
+        max: usize,
     },
     /// The next message does not fit into the buffer; it stays for a larger one.
     #[error("the next message does not fit into the buffer: {0} bytes of it are here")]

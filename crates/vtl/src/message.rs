@@ -100,8 +100,8 @@ impl Incoming {
         &self.bytes[self.from..]
     }
 
-    /// Makes room for `more` bytes; at most `most` in all.
-    pub(crate) fn reserve(&mut self, more: usize, most: usize) -> Result<(), Error> {
+    /// Makes room for `more` bytes; at most `max` in all.
+    pub(crate) fn reserve(&mut self, more: usize, max: usize) -> Result<(), Error> {
         if self.from > 0 {
             self.bytes.drain(..self.from);
             self.from = 0;
@@ -110,7 +110,7 @@ impl Incoming {
         if need <= self.bytes.capacity() {
             return Ok(());
         }
-        let want = need.saturating_mul(2).min(most).max(need);
+        let want = need.saturating_mul(2).min(max).max(need);
         let none = |_: TryReserveError| io::Error::from_raw_os_error(libc::ENOMEM);
         let additional = want - self.bytes.len();
         Ok(self.bytes.try_reserve_exact(additional).map_err(none)?)

@@ -175,8 +175,8 @@ impl Shared {
                     return result;
                 }
             }
-            let most = match patience(end, WAIT_MS) {
-                Ok(most) => most,
+            let max = match patience(end, WAIT_MS) {
+                Ok(max) => max,
                 Err(error) => {
                     if limit != Some(Duration::ZERO) {
                         let _socket = lock(&self.socket);
@@ -188,7 +188,7 @@ impl Shared {
             };
             let mut fds = [self.any.0.as_fd(), own.nudge.as_fd()]
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            poll(&mut fds, most)?;
+            poll(&mut fds, max)?;
         }
     }
 
@@ -322,12 +322,12 @@ impl Shared {
     pub fn recv_messages(
         &self,
         buffer: &mut [u8],
-        most: u64,
+        max: u64,
         limit: Option<Duration>,
         mut take: impl FnMut(&[u8]),
     ) -> Result<u64, Error> {
         self.recv(limit, |socket| {
-            socket.try_recv_messages(buffer, most, &mut take)
+            socket.try_recv_messages(buffer, max, &mut take)
         })
     }
 

@@ -326,8 +326,8 @@ impl Socket {
         let mut fds = [PollFd::new(self.any.0.as_fd(), PollFlags::POLLIN)];
         // Delivery of data of previous sessions causes no wake-up: poll.
         let none = self.succession.old.is_empty();
-        let most = if none { u16::MAX } else { WAIT_MS };
-        Ok(poll(&mut fds, patience(limit, most)?)?)
+        let max = if none { u16::MAX } else { WAIT_MS };
+        Ok(poll(&mut fds, patience(limit, max)?)?)
     }
 
     /// Waits for the daemon's answer.
@@ -543,7 +543,7 @@ impl Socket {
         })
     }
 
-    /// Passes up to `most` whole messages (at least 1) that have arrived to `take`: those of one
+    /// Passes up to `max` whole messages (at least 1) that have arrived to `take`: those of one
     /// packet without a copy, longer ones put together in `buffer`. Returns their number: 0 means
     /// the end, as in [`Socket::recv_data`]; `None` that none is whole yet, and then the socket's
     /// descriptor becomes readable when something arrives. Messages that were given up are left
@@ -554,10 +554,10 @@ impl Socket {
     pub fn try_recv_messages(
         &mut self,
         buffer: &mut [u8],
-        most: u64,
+        max: u64,
         mut take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
-        self.try_recv_with(|s| s.try_recv_messages(buffer, most, &mut take))
+        self.try_recv_with(|s| s.try_recv_messages(buffer, max, &mut take))
     }
 
     /// Reads the part of a message that has arrived and fits, and tells whether the message
@@ -595,13 +595,13 @@ impl Socket {
         self.succession.given_up + sessions.sum::<u64>()
     }
 
-    /// Reads up to `most` packets in place, without a copy; waits for the first. A given-up packet
+    /// Reads up to `max` packets in place, without a copy; waits for the first. A given-up packet
     /// reads as empty. Returns the number of packets read; 0 means the end, as in
     /// [`Socket::recv_data`].
     ///
     /// # Errors
     /// As [`Socket::recv_data`].
-    pub fn recv_in_place(&mut self, most: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
+    pub fn recv_in_place(&mut self, max: u64, mut take: impl FnMut(&[u8])) -> Result<u64, Error> {
         self.recv_with(|s, patience| {
             if let Patience::Until(limit) = patience
                 && !s.has_kept()
@@ -609,7 +609,7 @@ impl Socket {
             {
                 return Ok(Some(0));
             }
-            try_in_place(s, most, &mut take)
+            try_in_place(s, max, &mut take)
         })
     }
 
@@ -620,10 +620,10 @@ impl Socket {
     /// As [`Socket::recv_data`], or there is no session yet.
     pub fn try_recv_in_place(
         &mut self,
-        most: u64,
+        max: u64,
         mut take: impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Error> {
-        self.try_recv_with(|s| try_in_place(s, most, &mut take))
+        self.try_recv_with(|s| try_in_place(s, max, &mut take))
     }
 
     /// The present session, and the previous ones.
@@ -728,27 +728,27 @@ impl Socket {
 /// Reads in place the packets that have arrived.
 fn try_in_place(
     session: &mut Session,
-    most: u64,
+    max: u64,
     take: &mut impl FnMut(&[u8]),
 ) -> Result<Option<u64>, Halt> {
-    if most > 0 && session.read_kept(take) {
+    if max > 0 && session.read_kept(take) {
         return Ok(Some(1));
     }
     Ok(match session.look()? {
         Receivable::NotYet => None,
         Receivable::End => Some(0),
         Receivable::Succeeded => return Err(Halt::Succeeded),
-        Receivable::Packets => Some(session.read_in_place(most, take)?),
+        Receivable::Packets => Some(session.read_in_place(max, take)?),
     })
 }
 
 /// Checks the length of a message against the session's limit.
 fn check_message(message: &[u8], session: &Session) -> Result<(), Error> {
-    let (len, most) = (message.len(), session.max_message());
-    if (1..=most).contains(&len) {
+    let (len, max) = (message.len(), session.max_message());
+    if (1..=max).contains(&len) {
         Ok(())
     } else {
-        Err(Error::MessageSize { len, most })
+        Err(Error::MessageSize { len, max })
     }
 }
 

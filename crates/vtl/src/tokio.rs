@@ -289,14 +289,14 @@ impl Socket {
     }
 
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let [first, most] = CLOSE;
+        let [first, max] = CLOSE;
         while !self.socket.try_close()? {
             // Delivery causes no wake-up: poll.
             let (timer, pause) = self
                 .closing
                 .get_or_insert_with(|| (Box::pin(sleep(first)), first));
             ready!(timer.as_mut().poll(cx));
-            let pause = (*pause * 2).min(most);
+            let pause = (*pause * 2).min(max);
             self.closing = Some((Box::pin(sleep(pause)), pause));
         }
         Poll::Ready(Ok(()))

@@ -29,10 +29,10 @@ pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(limit?)
 }
 
-/// Time to wait: until `limit`, at most `most` milliseconds.
-pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout, Error> {
+/// Time to wait: until `limit`, at most `max` milliseconds.
+pub(crate) fn patience(limit: Option<Instant>, max: u16) -> Result<PollTimeout, Error> {
     let Some(limit) = limit else {
-        return Ok(most.into());
+        return Ok(max.into());
     };
     let left = limit.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -40,7 +40,7 @@ pub(crate) fn patience(limit: Option<Instant>, most: u16) -> Result<PollTimeout,
     }
     // Rounded up, or the last fraction of a millisecond would be a busy loop.
     let ms = left.as_micros().div_ceil(1000);
-    Ok(u16::try_from(ms).map_or(most, |ms| ms.min(most)).into())
+    Ok(u16::try_from(ms).map_or(max, |ms| ms.min(max)).into())
 }
 
 /// Sleeps between two checks for delivery, which causes no wake-up.
@@ -56,8 +56,8 @@ pub(crate) fn pause(limit: Option<Instant>) -> Result<(), Error> {
 }
 
 /// As poll(2). Returns early on a signal: callers check their condition again anyway.
-pub(crate) fn poll(fds: &mut [PollFd<'_>], most: PollTimeout) -> io::Result<()> {
-    match nix::poll::poll(fds, most) {
+pub(crate) fn poll(fds: &mut [PollFd<'_>], max: PollTimeout) -> io::Result<()> {
+    match nix::poll::poll(fds, max) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -123,8 +123,8 @@ impl Wakeups {
         Ok(wakeups)
     }
 
-    /// Sleeps until a wake-up, for at most `most`. False if the daemon has gone.
-    pub(crate) fn sleep(&self, most: PollTimeout) -> io::Result<bool> {
+    /// Sleeps until a wake-up, for at most `max`. False if the daemon has gone.
+    pub(crate) fn sleep(&self, max: PollTimeout) -> io::Result<bool> {
         let wake = self.wake.as_fd();
         let mut fds = [
             PollFd::new(self.daemon.as_fd(), PollFlags::empty()),
@@ -134,7 +134,7 @@ impl Wakeups {
                 PollFlags::POLLIN,
             ),
         ];
-        poll(&mut fds, most)?;
+        poll(&mut fds, max)?;
         let [hung_up, woken, event] = fds.map(|fd| fd.any().unwrap_or(false));
         if event {
             self.clear_events();

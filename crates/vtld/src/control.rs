@@ -38,7 +38,7 @@ use vtl_control::{
 };
 
 use crate::{
-    broker::{self, Granted, Owner, Wish},
+    broker::{self, Granted, Owner},
     caller::Caller,
     events::{self, Wanted, emit},
     handover,
@@ -96,7 +96,7 @@ impl Control {
     /// Another daemon answers there, or the path is not writable.
     pub fn bind(path: &Path, group: &str) -> anyhow::Result<Self> {
         if matches!(
-            Client::connect_bounded(path),
+            Client::connect(path),
             Ok(_) | Err(vtl_control::Error::Silent(_))
         ) {
             bail!(
@@ -403,7 +403,7 @@ impl Service {
             }
             request @ Request::Events { .. } => happened(request, caller, gone),
             Request::PathList { from } => plain(self.broker.monitor().list(from)),
-            Request::PathShow { peer } => plain(self.broker.monitor().report(peer)?),
+            Request::PathShow { peer } => plain(self.broker.monitor().report_with_link(peer)?),
             request @ (Request::PeerList { .. }
             | Request::PeerTrust(_)
             | Request::PeerForget { .. }) => self.peer(request, caller),
@@ -446,9 +446,9 @@ impl Service {
                 self.take_over(caller)
             }
             Request::Connect { to, session } => {
-                let wish = wish(session)?;
+                let request = session_request(session)?;
                 granted(
-                    self.broker.connect(owner, to, &wish, gone)?,
+                    self.broker.connect(owner, to, &request, gone)?,
                     caller.same_netns,
                 )
             }
@@ -714,11 +714,11 @@ fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
 }
 
 /// Checks an application's request for a session.
-fn wish(session: SessionRequest) -> Result<Wish, String> {
+fn session_request(session: SessionRequest) -> Result<broker::SessionRequest, String> {
     if let Some(contradiction) = session.requirements.contradiction() {
         return Err(contradiction.to_string());
     }
-    Ok(Wish {
+    Ok(broker::SessionRequest {
         wanted: session.requirements,
         graft: session.graft,
         params: session.params.into_iter().collect(),

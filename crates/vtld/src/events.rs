@@ -205,15 +205,15 @@ impl Bus {
 
     /// Takes a place of those that wait.
     fn enter(&self, is_root: bool) -> Result<Place<'_>, String> {
-        let most = match is_root {
+        let max = match is_root {
             true => MAX_WAITING,
             false => MAX_WAITING_OTHERS,
         };
         // So that no event comes in between: `emit` looks at it.
         let _state = self.state();
-        if self.waiting.load(Ordering::Relaxed) >= most {
+        if self.waiting.load(Ordering::Relaxed) >= max {
             return Err(format!(
-                "events: {most} requests wait for events already: ask later, or with \"wait_ms\" 0"
+                "events: {max} requests wait for events already: ask later, or with \"wait_ms\" 0"
             ));
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);

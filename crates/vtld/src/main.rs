@@ -148,10 +148,10 @@ enum Hook {
 }
 
 fn slots(text: &str) -> Result<u32, String> {
-    let most = intf::VTL_MAX_WINDOW;
+    let max = intf::VTL_MAX_WINDOW;
     match text.parse() {
-        Ok(n) if (64..=most).contains(&n) && u32::is_power_of_two(n) => Ok(n),
-        _ => Err(format!("must be a power of two from 64 to {most}")),
+        Ok(n) if (64..=max).contains(&n) && u32::is_power_of_two(n) => Ok(n),
+        _ => Err(format!("must be a power of two from 64 to {max}")),
     }
 }
 
@@ -189,8 +189,8 @@ fn allow_descriptors(sessions: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let wanted = sessions as u64 * 2 + (1 << 18);
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| {
-        let most = hard.max(wanted);
-        setrlimit(Resource::RLIMIT_NOFILE, most, most)
+        let max = hard.max(wanted);
+        setrlimit(Resource::RLIMIT_NOFILE, max, max)
             .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard))
     });
     if let Err(error) = raised {
@@ -324,7 +324,7 @@ impl Drop for Claim {
 /// Returns how long it may take to end, too.
 fn take_over(args: &Args, stored: Option<OwnedFd>) -> anyhow::Result<(Option<Left>, Duration)> {
     let (socket, patience) = if args.take_over {
-        let running = Client::connect_bounded(&args.socket)?;
+        let running = Client::connect(&args.socket)?;
         let (Done {}, mut sockets) = running.call_with_descriptors(&Request::TakeOver)?;
         let socket = sockets
             .pop()

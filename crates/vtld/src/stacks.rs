@@ -29,26 +29,26 @@ const LONGEST_NAME: usize = 64;
 const MAX_RATE: u32 = 100_000;
 
 /// The stacks in force.
-static STACKS: Mutex<Option<Arc<Stacks>>> = Mutex::new(None);
+static STACKS: Mutex<Option<Arc<NamedStacks>>> = Mutex::new(None);
 
-fn stacks() -> MutexGuard<'static, Option<Arc<Stacks>>> {
+fn stacks() -> MutexGuard<'static, Option<Arc<NamedStacks>>> {
     // Poisoning is harmless: no critical section leaves a partial update.
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The stacks that this host knows by name.
 #[derive(Debug)]
-pub(crate) struct Stacks {
+pub(crate) struct NamedStacks {
     /// The file, for errors.
     file: PathBuf,
-    by_name: BTreeMap<String, Stack>,
+    by_name: BTreeMap<String, NamedStack>,
     /// kbit/s.
     accept_rate: u32,
 }
 
 /// A stack by name.
 #[derive(Clone, Debug)]
-struct Stack {
+struct NamedStack {
     layers: Description,
     /// What this host, and the peer, send at most, Mbit/s.
     rate: Option<u32>,
@@ -89,11 +89,11 @@ struct Row {
     exclusive: bool,
 }
 
-impl Stacks {
+impl NamedStacks {
     /// Those that need no file.
     fn built_in(file: &Path) -> Self {
         let each = BUILT_IN.map(|(name, text)| {
-            let stack = Stack {
+            let stack = NamedStack {
                 layers: text.parse().expect("a test parses it"),
                 rate: None,
                 peer_rate: None,
@@ -205,7 +205,7 @@ fn no_rate(layers: &Description) -> String {
 }
 
 /// Makes a stack of what is written; else where it is wrong, and why.
-fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
+fn stack(row: Row) -> Result<(String, NamedStack), (usize, String)> {
     let at = row.name.span().start;
     let name = row.name.into_inner();
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -241,7 +241,7 @@ fn stack(row: Row) -> Result<(String, Stack), (usize, String)> {
         }
         rate => Ok(rate.map(Spanned::into_inner)),
     };
-    let stack = Stack {
+    let stack = NamedStack {
         layers,
         rate: rate(row.rate)?,
         peer_rate: rate(row.peer_rate)?,
@@ -301,7 +301,7 @@ fn is_there(layer: &GraftSpec) -> bool {
 ///
 /// # Errors
 /// It cannot be read, or where it is wrong, as one sentence. Those in force stay.
-pub(crate) fn load(file: &Path) -> Result<Option<Arc<Stacks>>, String> {
+pub(crate) fn load(file: &Path) -> Result<Option<Arc<NamedStacks>>, String> {
     let read = || -> io::Result<String> {
         let file = File::open(file)?;
         is_regular(&file)?;
@@ -316,21 +316,21 @@ pub(crate) fn load(file: &Path) -> Result<Option<Arc<Stacks>>, String> {
         }
     };
     let loaded = match read() {
-        Ok(text) => Stacks::parse(file, &text)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Stacks::built_in(file),
+        Ok(text) => NamedStacks::parse(file, &text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => NamedStacks::built_in(file),
         Err(error) => return Err(format!("cannot read {}: {error}", file.display())),
     };
     Ok(stacks().replace(Arc::new(loaded)))
 }
 
 /// Puts those in force that were before.
-pub(crate) fn restore(former: Option<Arc<Stacks>>) {
+pub(crate) fn restore(former: Option<Arc<NamedStacks>>) {
     *stacks() = former;
 }
 
-fn current() -> Arc<Stacks> {
+fn current() -> Arc<NamedStacks> {
     let known = stacks().clone();
-    known.unwrap_or_else(|| Arc::new(Stacks::built_in(Path::new(FILE))))
+    known.unwrap_or_else(|| Arc::new(NamedStacks::built_in(Path::new(FILE))))
 }
 
 /// The stack that a carrier names.
@@ -351,11 +351,11 @@ pub(crate) fn accept_rate() -> u32 {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Stacks, String> {
-        Stacks::parse(Path::new("stacks.toml"), text)
+    fn parse(text: &str) -> Result<NamedStacks, String> {
+        NamedStacks::parse(Path::new("stacks.toml"), text)
     }
 
-    fn resolve(stacks: &Stacks, spec: &str) -> Result<ToOpen, String> {
+    fn resolve(stacks: &NamedStacks, spec: &str) -> Result<ToOpen, String> {
         stacks.resolve(&spec.parse().expect("a name with parameters"))
     }
 

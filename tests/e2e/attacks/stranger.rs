@@ -300,8 +300,8 @@ fn flood__of_requests_is_survived() {
         let status = world.status(Host::Server);
         status["sessions"].as_array().map_or(0, Vec::len)
     };
-    let most = sessions(&world);
-    println!("flood: {most} sessions, {:?}", started.elapsed());
+    let max = sessions(&world);
+    println!("flood: {max} sessions, {:?}", started.elapsed());
     world.assert_cost(Host::Server, &cost, 32 << 10, 5.0);
     // Nobody uses them: they go.
     until("strangers' sessions end", || sessions(&world) <= 1);

@@ -556,7 +556,7 @@ impl Drop for World {
             for daemon in &self.daemons {
                 let request = Request::Status { from: 0 };
                 // It may be the test's daemon that does not answer.
-                let answer = Client::connect_bounded(&self.socket(daemon.host))
+                let answer = Client::connect(&self.socket(daemon.host))
                     .and_then(|client| client.call(&request));
                 let status = answer.map_or_else(|e| e.to_string(), |s| telling(s).to_string());
                 eprintln!("-- {}: {status}", daemon.host.name());

@@ -43,7 +43,7 @@ pub(super) struct Ask<'a> {
     pub(super) headers: &'a [(&'a str, &'a str)],
     pub(super) body: &'a [u8],
     /// The longest answer that makes sense, bytes.
-    pub(super) most: usize,
+    pub(super) max: usize,
 }
 
 /// What came back.
@@ -199,15 +199,15 @@ impl Registry {
             _ => self.agent.run(request.body(ask.body)?),
         };
         let (parts, mut body) = response.map_err(failed)?.into_parts();
-        let most = match parts.status.is_success() {
-            true => ask.most,
+        let max = match parts.status.is_success() {
+            true => ask.max,
             false => MAX_WORDS,
         };
         // It takes an answer of exactly the limit for one beyond it.
-        let body = match body.with_config().limit(most as u64 + 1).read_to_vec() {
+        let body = match body.with_config().limit(max as u64 + 1).read_to_vec() {
             Ok(body) => body,
             Err(ureq::Error::BodyExceedsLimit(_)) => {
-                bail!("{} answers with more than {most} bytes", url.authority)
+                bail!("{} answers with more than {max} bytes", url.authority)
             }
             Err(error) => return Err(failed(error)),
         };
@@ -273,7 +273,7 @@ impl Registry {
             url,
             headers: &[],
             body: &[],
-            most: MAX_WORDS,
+            max: MAX_WORDS,
         };
         let mut request = Request::builder().uri(ask.url.to_string());
         if let Some(login) = &self.login {

@@ -29,18 +29,18 @@ struct Kind {
     artifact: &'static str,
     layer: &'static str,
     /// Bytes of the layer.
-    most: usize,
+    max: usize,
 }
 
 const PACKAGE: Kind = Kind {
     artifact: "application/vnd.vtl.graft.v1",
     layer: "application/vnd.vtl.graft.package.v1+tar",
-    most: MAX_PACKAGE,
+    max: MAX_PACKAGE,
 };
 const INDEX: Kind = Kind {
     artifact: "application/vnd.vtl.index.v1",
     layer: "application/vnd.vtl.index.v1+toml",
-    most: MAX_INDEX,
+    max: MAX_INDEX,
 };
 /// The repository of indexes, beside those of grafts. Each publisher's has a tag of its own.
 const INDEXES: &str = "vtl-index";
@@ -166,13 +166,13 @@ impl Repository {
         Ok(Self { registry, name })
     }
 
-    fn ask(&self, method: Method, path: &str, most: usize) -> Ask<'static> {
+    fn ask(&self, method: Method, path: &str, max: usize) -> Ask<'static> {
         Ask {
             method,
             url: self.registry.url(&format!("{}/{path}", self.name)),
             headers: &[],
             body: &[],
-            most,
+            max,
         }
     }
 
@@ -313,7 +313,7 @@ impl Layer {
             bail!("its layer's type is not {}", kind.layer);
         }
         let size = layer["size"].as_u64().and_then(|n| usize::try_from(n).ok());
-        let size = size.filter(|n| (1..=kind.most).contains(n));
+        let size = size.filter(|n| (1..=kind.max).contains(n));
         let digest = layer["digest"].as_str().filter(|text| is_digest(text));
         match (digest, size) {
             (Some(digest), Some(size)) => Ok(Self {

@@ -335,7 +335,7 @@ impl File {
             .and_then(|file| check(socket, &file, &self.path));
         checked.and_then(|()| self.take_place(&new))?;
         let reloaded =
-            Client::connect_bounded(socket).and_then(|d| d.call::<RuleCount>(&Request::RuleReload));
+            Client::connect(socket).and_then(|d| d.call::<RuleCount>(&Request::RuleReload));
         if let Err(error) = reloaded {
             // One that is silent may have read it.
             let is_read = matches!(error, vtl_control::Error::Silent(_));

@@ -51,11 +51,11 @@ pub(crate) fn send(path: &Path, connection: &mut (impl Read + Write)) -> anyhow:
     let mut chunk = vec![0; CHUNK];
     let mut sent = 0;
     while sent < offer.size {
-        let most = usize::try_from(offer.size - sent)
+        let max = usize::try_from(offer.size - sent)
             .unwrap_or(CHUNK)
             .min(CHUNK);
         let n = file
-            .read(&mut chunk[..most])
+            .read(&mut chunk[..max])
             .with_context(|| format!("cannot read {}", path.display()))?;
         if n == 0 {
             bail!("{} became shorter while it was sent", path.display());
@@ -131,11 +131,11 @@ pub(crate) fn receive(
     let mut chunk = vec![0; CHUNK];
     let mut received = 0;
     while received < offer.size {
-        let most = usize::try_from(offer.size - received)
+        let max = usize::try_from(offer.size - received)
             .unwrap_or(CHUNK)
             .min(CHUNK);
         let n = connection
-            .read(&mut chunk[..most])
+            .read(&mut chunk[..max])
             .context("the connection broke")?;
         if n == 0 {
             bail!(

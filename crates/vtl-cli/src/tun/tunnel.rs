@@ -75,10 +75,10 @@ impl Tunnel {
     /// Sets the interface's MTU to what the session carries, and returns it.
     fn fit_mtu(&self, session: &Shared) -> usize {
         // At least IPv6's minimum, even if such packets then go as messages of two.
-        let least = usize::from(MIN_MTU).min(session.max_message());
-        let most = session.max_packet().max(least);
-        let Some(mtu) = u16::try_from(most).ok().filter(|mtu| *mtu > 0) else {
-            return most; // it has ended
+        let min = usize::from(MIN_MTU).min(session.max_message());
+        let max = session.max_packet().max(min);
+        let Some(mtu) = u16::try_from(max).ok().filter(|mtu| *mtu > 0) else {
+            return max; // it has ended
         };
         match self.device.set_mtu(mtu) {
             Ok(true) if mtu < MIN_MTU => {
@@ -89,7 +89,7 @@ impl Tunnel {
             Ok(_) => {}
             Err(error) => self.say(&format!("cannot set the MTU to {mtu}: {error:#}")),
         }
-        most
+        max
     }
 
     /// Has a session carry the packets instead of the one before.

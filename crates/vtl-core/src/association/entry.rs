@@ -14,7 +14,7 @@ use crate::flow::{Flow, Loses, Violation};
 const MAX_FLOW_CONTROL: usize = 5 * frame::MAX_CONTROL;
 
 /// Carriers by which a state has been sent to the peer: once by each.
-type Told = BTreeSet<CarrierId>;
+type CarrierSet = BTreeSet<CarrierId>;
 
 /// A flow, and what the peer has been told of it.
 #[derive(Debug)]
@@ -26,14 +26,14 @@ pub(super) struct Entry {
     heard: Hearing,
     confirm_by: Option<CarrierId>,
     attach: Option<Run>,
-    attach_told: Told,
+    attach_told: CarrierSet,
     pub(super) attached: Option<u32>,
-    attached_told: Told,
-    fin_told: Told,
+    attached_told: CarrierSet,
+    fin_told: CarrierSet,
     loses: Option<Loses>,
-    loses_told: Told,
+    loses_told: CarrierSet,
     pub(super) reset: Option<ResetCode>,
-    reset_told: Told,
+    reset_told: CarrierSet,
     /// Chunks of a refused flow were discarded: REJECT is due.
     pub(super) rejects: bool,
 }
@@ -46,14 +46,14 @@ impl Entry {
             heard: Hearing::default(),
             confirm_by: None,
             attach: None,
-            attach_told: Told::default(),
+            attach_told: CarrierSet::default(),
             attached: None,
-            attached_told: Told::default(),
-            fin_told: Told::default(),
+            attached_told: CarrierSet::default(),
+            fin_told: CarrierSet::default(),
             loses: None,
-            loses_told: Told::default(),
+            loses_told: CarrierSet::default(),
             reset: None,
-            reset_told: Told::default(),
+            reset_told: CarrierSet::default(),
             rejects: false,
         }
     }
@@ -96,8 +96,8 @@ impl Entry {
             } => {
                 if !self.flow.send.is_known() {
                     // The peer has ignored earlier ones.
-                    self.attach_told = Told::default();
-                    self.fin_told = Told::default();
+                    self.attach_told = CarrierSet::default();
+                    self.fin_told = CarrierSet::default();
                 }
                 self.flow.send.confirmed(offset, fin, limit, tolerant)
             }
@@ -106,7 +106,7 @@ impl Entry {
                 let result = self.flow.receive.attach(run);
                 if self.attached.is_none_or(|number| number < run.number) {
                     self.attached = Some(run.number);
-                    self.attached_told = Told::default();
+                    self.attached_told = CarrierSet::default();
                 }
                 // Answer by the carrier of the ATTACH, which is alive.
                 self.attached_told.remove(&carrier);
@@ -191,7 +191,7 @@ impl Entry {
 
     /// Whether a control frame is due by `carrier`.
     pub(super) fn owes(&self, carrier: CarrierId, confirms_by: Option<CarrierId>) -> bool {
-        let untold = |told: &Told| !told.contains(&carrier);
+        let untold = |told: &CarrierSet| !told.contains(&carrier);
         if self.reset.is_some() {
             return untold(&self.reset_told);
         }

@@ -391,10 +391,9 @@ impl SendHalf {
     }
 
     /// Notes that `len` bytes of the chunk that [`SendHalf::next`] returned last were sent by the current path.
-    /// `retain`: the carrier does not give back undelivered chunks.
-    pub fn sent_again(&mut self, len: usize, retain: bool) {
+    pub fn sent_again(&mut self, len: usize) {
         if let Some(chunk) = self.take_returned(len) {
-            self.account(chunk, retain);
+            self.account(chunk);
         }
     }
 
@@ -415,9 +414,9 @@ impl SendHalf {
     }
 
     /// Notes that these bytes, the next ones of the application, were sent by the current path.
-    pub fn sent_new(&mut self, bytes: Bytes, urgent: bool, retain: bool) {
+    pub fn sent_new(&mut self, bytes: Bytes, urgent: bool) {
         let chunk = self.new_chunk(bytes, urgent);
-        self.account(chunk, retain);
+        self.account(chunk);
     }
 
     fn new_chunk(&mut self, bytes: Bytes, urgent: bool) -> Chunk {
@@ -435,10 +434,10 @@ impl SendHalf {
         self.fin_by_tcp = true;
     }
 
-    fn account(&mut self, chunk: Chunk, retain: bool) {
+    fn account(&mut self, chunk: Chunk) {
         match self.path {
             Path::Tcp => self.tcp.position += chunk.bytes.len() as u64,
-            Path::Carrier(carrier) if retain || !self.known || self.is_losing() => {
+            Path::Carrier(carrier) => {
                 let spread = None;
                 self.retained.push_back(Retained {
                     carrier,
@@ -446,7 +445,6 @@ impl SendHalf {
                     spread,
                 });
             }
-            Path::Carrier(_) => {}
         }
     }
 
@@ -501,22 +499,15 @@ impl SendHalf {
         }
     }
 
-    /// Handles a broken carrier. `undelivered`: chunks it gives back. All unconfirmed bytes are retransmitted
-    /// by another path, which is TCP if this one was in use.
-    pub fn carrier_broken(
-        &mut self,
-        carrier: CarrierId,
-        undelivered: impl IntoIterator<Item = Chunk>,
-    ) {
+    /// Handles a broken carrier. All that was sent by it and is unconfirmed is retransmitted by another path, which
+    /// is TCP if this one was in use.
+    pub fn carrier_broken(&mut self, carrier: CarrierId) {
         let broken = Path::Carrier(carrier);
         self.awaited.take_if(|(path, _)| *path == broken);
         if self.path == broken {
             self.wait_by_tcp(self.awaited);
         }
         self.give_back(|retained| retained.carrier == carrier);
-        for chunk in undelivered {
-            self.give_back_chunk(&chunk);
-        }
         self.keep_whole();
     }
 

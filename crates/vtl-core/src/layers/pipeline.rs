@@ -66,14 +66,14 @@ impl Pipeline {
 
     /// Packets that may be added at the bottom.
     fn room(&self) -> usize {
-        let most = match &self.pacer {
+        let max = match &self.pacer {
             Some(pacer) => {
                 let packets = pacer.bytes_in(BACKLOG) / self.mtu.max(1) as u64;
                 (packets as usize).clamp(MIN_BACKLOG, MAX_BACKLOG)
             }
             None => MAX_BACKLOG,
         };
-        most.saturating_sub(self.outgoing.len())
+        max.saturating_sub(self.outgoing.len())
     }
 
     /// Sends a packet of at most [`Pipeline::capacity`] bytes. Only if [`Pipeline::is_ready`].

@@ -124,13 +124,13 @@ impl Tracker {
             return None;
         }
         // Estimates of what was delivered may go back a little.
-        let most = counters
+        let max = counters
             .delivered
             .max(last.delivered.filter(|_| both.is_some()));
         self.last = Some((
             now_ns,
             Counters {
-                delivered: most,
+                delivered: max,
                 ..counters
             },
         ));

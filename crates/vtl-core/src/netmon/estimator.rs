@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{Bandwidth, Bound, Metrics, Step};
+use super::{Bandwidth, Bound, Link, Metrics, Step};
 
 /// Minimum number of packets sent while no queue stood: the losses of fewer say too little by themselves.
 const CLEAR_PACKETS: u64 = 64;
@@ -273,6 +273,7 @@ impl Estimator {
             bandwidth: self.bandwidth(),
             reordering: self.reordering,
             packets,
+            link: Link::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! - [`Counters`]: what a carrier counts; [`Tracker`] takes what has come since the last reading ([`Step`]).
 //! - [`Estimator`]: the state of a path ([`Metrics`]) from the steps of all connections of one kind to a host.
 //! - [`best`]: the state of a path of which several kinds of carriers have told.
+//! - [`Link`]: what the link layer of this host says.
 //! - [`figures`], [`told`]: what hosts tell each other of the direction in which they send.
 //!
 //! Time is an argument, in nanoseconds of any clock that does not go back. Nothing here allocates without bound.
@@ -10,6 +11,7 @@
 mod class;
 mod counters;
 mod estimator;
+mod link;
 mod losses;
 mod told;
 
@@ -18,6 +20,7 @@ use std::time::Duration;
 pub use class::Class;
 pub use counters::{Bound, Counters, Step, Tracker};
 pub use estimator::Estimator;
+pub use link::{Link, Medium, signal_quality};
 pub use losses::{PathLosses, Reading, Verdict};
 pub use told::{figures, told};
 
@@ -44,6 +47,8 @@ pub struct Metrics {
     pub reordering: Option<f64>,
     /// Packets that the share of lost ones is of.
     pub packets: u64,
+    /// The link layer of this host's interface; estimators know nothing of it.
+    pub link: Link,
 }
 
 /// An estimate of the bandwidth that a path has for us.
@@ -84,6 +89,7 @@ impl Metrics {
                 .or(own)
                 .or(theirs),
             reordering: self.reordering.or(other.reordering),
+            link: self.link,
         }
     }
 }

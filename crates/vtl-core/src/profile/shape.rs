@@ -105,18 +105,15 @@ impl Shape {
         let mean = sum / gaps.len() as u64;
         let even = gaps.iter().all(|gap| gap.abs_diff(mean) <= mean / 5 * 2);
         let sizes = paced.iter().map(|packet| packet.len);
-        let (least, most) = (sizes.clone().min()?, sizes.max()?);
-        let alike = most <= least.saturating_mul(4);
+        let (min, max) = (sizes.clone().min()?, sizes.max()?);
+        let alike = max <= min.saturating_mul(4);
         // As the slowest link of the path lets them through, not as somebody sends them.
-        let full = (FULL[0]..=FULL[1]).contains(&least)
-            && paced.iter().all(|packet| packet.len.is_multiple_of(least));
+        let full = (FULL[0]..=FULL[1]).contains(&min)
+            && paced.iter().all(|packet| packet.len.is_multiple_of(min));
         if !even || !alike || full || !(PACED[0]..=PACED[1]).contains(&mean) {
             return None;
         }
-        let evidence = format!(
-            "paced: {least} to {most} bytes every {} ms",
-            mean / 1_000_000
-        );
+        let evidence = format!("paced: {min} to {max} bytes every {} ms", mean / 1_000_000);
         Some((Profile::TimeSensitive, evidence))
     }
 

@@ -1,8 +1,8 @@
-//! Conditions on the figures of a path: `rtt >= 300ms and loss > 1% for 2s`.
+//! Conditions on the figures of a path: `rtt >= 300ms and loss > 1% for 2s`, `medium is wifi and signal < 30%`.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::netmon::Metrics;
+use crate::netmon::{Medium, Metrics};
 
 /// Maximum length of a condition's text, bytes.
 const MAX_TEXT: usize = 256;
@@ -10,8 +10,8 @@ const MAX_TEXT: usize = 256;
 const MAX_TERMS: usize = 4;
 /// Maximum of a time: an hour, in microseconds.
 const MAX_TIME: u64 = 3_600_000_000;
-/// Maximum of a loss rate, in units of 0.0001 %.
-const MAX_LOSS: u64 = 1_000_000;
+/// Maximum of a share, in units of 0.0001 %.
+const MAX_SHARE: u64 = 1_000_000;
 /// Maximum of a rate, bit/s.
 const MAX_RATE: u64 = 10_000_000_000_000;
 
@@ -31,16 +31,25 @@ pub enum Figure {
     Loss,
     /// The bandwidth that the path has for this host, bit/s of payload.
     Rate,
+    /// The rate of the link layer of this host's interface, bit/s.
+    LinkRate,
+    /// The quality of its signal, in units of 0.0001 %.
+    Signal,
+    /// Its medium, a place among [`Medium::ALL`].
+    Medium,
 }
 
 impl Figure {
     /// All figures.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 8] = [
         Self::Rtt,
         Self::Jitter,
         Self::Queueing,
         Self::Loss,
         Self::Rate,
+        Self::LinkRate,
+        Self::Signal,
+        Self::Medium,
     ];
 
     /// Its name in conditions.
@@ -51,36 +60,63 @@ impl Figure {
             Self::Queueing => "queueing",
             Self::Loss => "loss",
             Self::Rate => "rate",
+            Self::LinkRate => "link-rate",
+            Self::Signal => "signal",
+            Self::Medium => "medium",
         }
     }
 
-    /// Its units, and how many of the least unit each is.
+    /// Whether it is of the link layer.
+    pub fn is_of_link(self) -> bool {
+        matches!(self, Self::LinkRate | Self::Signal | Self::Medium)
+    }
+
+    /// Its units, and how many of the least unit each is; none: it has names.
     fn units(self) -> &'static [(&'static str, u64)] {
         match self {
             Self::Rtt | Self::Jitter | Self::Queueing => &TIMES,
-            Self::Loss => &[("%", 10_000)],
-            Self::Rate => &RATES,
+            Self::Loss | Self::Signal => &[("%", 10_000)],
+            Self::Rate | Self::LinkRate => &RATES,
+            Self::Medium => &[],
         }
     }
 
     fn max(self) -> u64 {
         match self {
             Self::Rtt | Self::Jitter | Self::Queueing => MAX_TIME,
-            Self::Loss => MAX_LOSS,
-            Self::Rate => MAX_RATE,
+            Self::Loss | Self::Signal => MAX_SHARE,
+            Self::Rate | Self::LinkRate => MAX_RATE,
+            Self::Medium => Medium::ALL.len() as u64 - 1,
+        }
+    }
+
+    /// A value in words.
+    fn words(self, value: u64) -> String {
+        let medium = usize::try_from(value).ok().and_then(|n| Medium::ALL.get(n));
+        match (self, medium) {
+            (Self::Medium, Some(medium)) => medium.to_string(),
+            _ => Quantity(value, self.units()).to_string(),
         }
     }
 
     /// Its value in the least unit, and whether that is a lower bound.
     fn of(self, metrics: &Metrics) -> Option<(u64, bool)> {
+        // Rounded: 0 to 1 million.
+        let share = |share: f64| (share * MAX_SHARE as f64).round() as u64;
         let micros = |time: Option<Duration>| Some((u64::try_from(time?.as_micros()).ok()?, false));
         match self {
             Self::Rtt => micros(metrics.rtt),
             Self::Jitter => micros(metrics.rtt_variance),
             Self::Queueing => micros(metrics.queueing()),
-            // Rounded: 0 to 1 million.
-            Self::Loss => Some(((metrics.loss? * MAX_LOSS as f64).round() as u64, false)),
+            Self::Loss => Some((share(metrics.loss?), false)),
             Self::Rate => metrics.bandwidth.map(|b| (b.rate, b.at_least)),
+            Self::LinkRate => Some((metrics.link.rate?, false)),
+            Self::Signal => Some((share(metrics.link.signal?), false)),
+            Self::Medium => {
+                let medium = metrics.link.medium?;
+                let place = Medium::ALL.iter().position(|known| *known == medium)?;
+                Some((place as u64, false))
+            }
         }
     }
 }
@@ -121,14 +157,17 @@ pub enum Relation {
     AtMost,
     /// `<`
     Below,
+    /// `is`, of what has names.
+    Is,
 }
 
 impl Relation {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 5] = [
         (">=", Self::AtLeast),
         (">", Self::Above),
         ("<=", Self::AtMost),
         ("<", Self::Below),
+        ("is", Self::Is),
     ];
 }
 
@@ -147,7 +186,7 @@ pub struct Term {
     pub figure: Figure,
     /// how it is compared,
     pub relation: Relation,
-    /// with what, in the figure's least unit; above 0.
+    /// with what, in the figure's least unit, above 0; or the place of a name.
     pub threshold: u64,
 }
 
@@ -175,6 +214,7 @@ impl Term {
             Relation::Above => (value > self.threshold, value < self.threshold - margin),
             Relation::AtMost => (value <= self.threshold, value > self.threshold + margin),
             Relation::Below => (value < self.threshold, value > self.threshold + margin),
+            Relation::Is => (value == self.threshold, value != self.threshold),
         };
         let is_high = matches!(self.relation, Relation::AtLeast | Relation::Above);
         match (holds, is_far) {
@@ -190,8 +230,8 @@ impl Term {
 
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ", self.figure, self.relation)?;
-        quantity(f, self.threshold, self.figure.units())
+        let threshold = self.figure.words(self.threshold);
+        write!(f, "{} {} {threshold}", self.figure, self.relation)
     }
 }
 
@@ -217,7 +257,7 @@ impl Condition {
             match figure.of(metrics) {
                 Some((value, at_least)) => {
                     let more = if at_least { " or more" } else { "" };
-                    format!("{figure} {}{more}", Quantity(value, figure.units()))
+                    format!("{figure} {}{more}", figure.words(value))
                 }
                 None => format!("{figure} unknown"),
             }
@@ -302,6 +342,16 @@ pub enum ConditionError {
         found: String,
         /// The maximum, with its unit.
         max: String,
+    },
+    /// There is no such name.
+    #[error("\"{found}\" is no {of}: take {names}")]
+    Name {
+        /// What is there.
+        found: String,
+        /// Of what.
+        of: &'static str,
+        /// What may be there.
+        names: String,
     },
     /// There are too many comparisons.
     #[error("a condition has at most {MAX_TERMS} comparisons")]
@@ -434,7 +484,12 @@ impl<'a> Words<'a> {
             .find(|figure| name.eq_ignore_ascii_case(figure.name()))
             .ok_or_else(|| ConditionError::Figure(name.escape_debug().to_string()))?;
         let sign = self.take();
-        let mut all = Relation::ALL.into_iter();
+        if figure == Figure::Medium {
+            return self.medium(sign);
+        }
+        let mut all = Relation::ALL
+            .into_iter()
+            .filter(|(_, of)| *of != Relation::Is);
         let relation = all
             .find_map(|(text, relation)| (sign == Some(text)).then_some(relation))
             .ok_or_else(|| form(sign, ">=, >, <= or <"))?;
@@ -442,6 +497,25 @@ impl<'a> Words<'a> {
             figure,
             relation,
             threshold: self.quantity(figure.name(), figure.units(), figure.max())?,
+        })
+    }
+
+    /// A comparison of the medium, behind its name and `sign`.
+    fn medium(&mut self, sign: Option<&str>) -> Result<Term, ConditionError> {
+        if !sign.is_some_and(|sign| sign.eq_ignore_ascii_case("is")) {
+            return Err(form(sign, "\"is\""));
+        }
+        let name = self.take().ok_or_else(|| form(None, "a medium"))?;
+        let is_it = |medium: &Medium| name.eq_ignore_ascii_case(medium.name());
+        let place = Medium::ALL.iter().position(is_it);
+        Ok(Term {
+            figure: Figure::Medium,
+            relation: Relation::Is,
+            threshold: place.ok_or_else(|| ConditionError::Name {
+                found: name.escape_debug().to_string(),
+                of: "medium",
+                names: Medium::ALL.map(Medium::name).join(", "),
+            })? as u64,
         })
     }
 

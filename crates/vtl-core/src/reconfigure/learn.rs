@@ -336,10 +336,10 @@ impl Known {
     fn row(&self, now_ns: u64, destination: Destination) -> Row {
         let mut shown = Vec::new();
         for (class, sizes) in CLASSES.into_iter().zip(&self.shown) {
-            for (least, of) in (0..).map(|step| MIN_BYTES << (2 * step)).zip(sizes) {
+            for (min, of) in (0..).map(|step| MIN_BYTES << (2 * step)).zip(sizes) {
                 if let Some(of) = of.filter(|of| is_fresh(now_ns, of.at_ns)) {
                     let age = Duration::from_nanos(now_ns.saturating_sub(of.at_ns));
-                    shown.push((class, least, of, age));
+                    shown.push((class, min, of, age));
                 }
             }
         }
@@ -597,7 +597,7 @@ mod tests {
         let classes: Vec<_> = rows[0]
             .shown
             .iter()
-            .map(|(class, least, ..)| (*class, *least))
+            .map(|(class, min, ..)| (*class, *min))
             .collect();
         assert_eq!(classes, [("tcp", 1 << 20), ("graft:stream", 1 << 20)]);
         let (_, _, shown, age) = rows[0].shown[1];

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::netmon::Bandwidth;
+use crate::netmon::{Bandwidth, Link, Medium};
 
 const MS: u64 = 1_000_000;
 
@@ -264,9 +264,67 @@ fn sample__all_comparisons_and_every_figure() {
     assert_eq!(text, "jitter unknown, rate 1.5kbit/s or more");
 }
 
+#[test]
+fn sample__the_link_layer_by_itself() {
+    let on = |medium, rate, signal| Metrics {
+        link: Link {
+            medium: Some(medium),
+            rate: Some(rate),
+            signal: Some(signal),
+        },
+        ..Metrics::default()
+    };
+    let mut engine = engine(
+        &["medium is wifi and signal < 30%", "link-rate < 10Mbit/s"],
+        0,
+    );
+    let mut decides = |now, path: &Metrics| {
+        engine.sample(now, Some(path));
+        engine.succeeded();
+        engine.current()
+    };
+    assert_eq!(decides(0, &on(Medium::Ethernet, 1_000_000_000, 0.1)), None);
+    assert_eq!(decides(1, &on(Medium::WiFi, 50_000_000, 0.2)), Some(0));
+    assert_eq!(
+        decides(2, &on(Medium::WiFi, 50_000_000, 0.32)),
+        Some(0),
+        "hysteresis"
+    );
+    assert_eq!(decides(3, &on(Medium::WiFi, 50_000_000, 0.4)), None);
+    assert_eq!(decides(4, &on(Medium::Cellular, 5_000_000, 0.2)), Some(1));
+    // It does not tell any more.
+    assert_eq!(decides(5, &Metrics::default()), Some(1));
+    let text = condition("medium is tunnel and signal > 1% and link-rate > 1bit").figures(&on(
+        Medium::Cellular,
+        5_000_000,
+        0.25,
+    ));
+    assert_eq!(text, "medium cellular, signal 25%, link-rate 5Mbit/s");
+}
+
+#[test]
+fn parse__a_medium_has_a_name() {
+    let wrong = |text: &str| text.parse::<Condition>().unwrap_err().to_string();
+    assert_eq!(
+        wrong("medium is air"),
+        "\"air\" is no medium: take ethernet, wifi, cellular, tunnel"
+    );
+    assert!(wrong("medium >= 1").contains("where \"is\" belongs"));
+    assert!(wrong("rtt is 5ms").contains("where >=, >, <= or < belongs"));
+    assert_eq!(
+        condition("Medium IS WiFi for 1s").to_string(),
+        "medium is wifi for 1s"
+    );
+}
+
 fn any_condition() -> impl Strategy<Value = Condition> {
+    let medium = (0..Medium::ALL.len() as u64).prop_map(|threshold| Term {
+        figure: Figure::Medium,
+        relation: Relation::Is,
+        threshold,
+    });
     let term =
-        (0..5_usize, 0..4_usize, 1..1_000_000_u64).prop_map(|(figure, relation, threshold)| {
+        (0..7_usize, 0..4_usize, 1..1_000_000_u64).prop_map(|(figure, relation, threshold)| {
             let relations = [
                 Relation::AtLeast,
                 Relation::Above,
@@ -279,6 +337,7 @@ fn any_condition() -> impl Strategy<Value = Condition> {
                 threshold,
             }
         });
+    let term = prop_oneof![4 => term, 1 => medium];
     let hold = (0..3_600_000_000_u64).prop_map(Duration::from_micros);
     (prop::collection::vec(term, 1..5), hold).prop_map(|(terms, hold)| Condition { terms, hold })
 }
@@ -291,7 +350,7 @@ proptest! {
 
     #[test]
     fn condition__never_panics(
-        text in "(rtt|loss|rate|and|for|>=|<|[0-9.]{1,30}|ms|%|Gbit/s|\\PC| ){0,12}"
+        text in "(rtt|loss|rate|medium|is|wifi|and|for|>=|<|[0-9.]{1,30}|ms|%|Gbit/s|\\PC| ){0,12}"
     ) {
         if let Ok(condition) = text.parse::<Condition>() {
             prop_assert_eq!(condition.to_string().parse(), Ok(condition));

@@ -2,14 +2,15 @@
 //! gets it. Where that one is full, a slower one does if it brings the chunk before the faster one has brought all
 //! that waits; otherwise the chunk waits, since it would arrive later than what comes behind it.
 
-use super::{MAX_CHUNK, Picks, Schedule, Stack, delivering, with_room};
+use super::{MAX_CHUNK, Picks, Schedule, StackState, delivering, with_room};
 
 pub(super) struct Ecf;
 
 impl Schedule for Ecf {
-    fn pick(&mut self, stacks: &[Stack], backlog: u64) -> Picks {
+    fn pick(&mut self, stacks: &[StackState], backlog: u64) -> Picks {
         let len = backlog.min(MAX_CHUNK);
-        let arrival = |(_, stack): &(usize, &Stack)| stack.arrival_ns(len.min(stack.chunk_len()));
+        let arrival =
+            |(_, stack): &(usize, &StackState)| stack.arrival_ns(len.min(stack.chunk_len()));
         let Some((place, first)) = delivering(stacks).min_by_key(arrival) else {
             return Picks::NONE;
         };
@@ -51,7 +52,7 @@ mod tests {
 
     #[test]
     fn ecf__a_queue_makes_the_shorter_path_the_longer_one() {
-        let long_queue = Stack {
+        let long_queue = StackState {
             has_room: true,
             ..full(stack(1, 20, 50), 100)
         };

@@ -1,12 +1,12 @@
 //! The lowest round-trip time of the stacks with room: the default of Linux's MPTCP before 5.19, and of its
 //! out-of-tree predecessor.
 
-use super::{Picks, Schedule, Stack, with_room};
+use super::{Picks, Schedule, StackState, with_room};
 
 pub(super) struct LowestRtt;
 
 impl Schedule for LowestRtt {
-    fn pick(&mut self, stacks: &[Stack], _backlog: u64) -> Picks {
+    fn pick(&mut self, stacks: &[StackState], _backlog: u64) -> Picks {
         let lowest = with_room(stacks).min_by_key(|(_, stack)| stack.rtt_ns);
         lowest.map_or(Picks::NONE, |(place, _)| Picks::one(place))
     }

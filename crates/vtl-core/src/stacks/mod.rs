@@ -1,21 +1,21 @@
 //! Flows over several stacks at once, each a carrier on a path of its own: by which stack the next bytes go
 //! (VirtualStack, section III; PROTOCOL.md, section 7, "Several stacks").
 //!
-//! A [`Schedule`] decides for each chunk, by what the carriers say of themselves ([`Stack`]). It has no clock and no
+//! A [`Schedule`] decides for each chunk, by what the carriers say of themselves ([`StackState`]). It has no clock and no
 //! memory of bytes: what was sent and is to be sent again is the flow's ([`crate::flow::SendHalf`]).
 
 mod backlog;
 mod ecf;
 mod lowest_rtt;
+mod peer_addresses;
 mod primary;
 mod redundant;
 mod round_robin;
-mod told;
 mod turns;
 mod weighted;
 
 pub use backlog::Backlog;
-pub use told::{Told, is_host};
+pub use peer_addresses::{PeerAddresses, is_host};
 pub use turns::Turns;
 
 use vtl_proto::{carrier::Scheduler, frame::CarrierId};
@@ -31,7 +31,7 @@ const INITIAL_WINDOW: u64 = 10 * 1400;
 
 /// The state of a stack, as its carrier tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stack {
+pub struct StackState {
     /// The carrier.
     pub id: CarrierId,
     /// Number of its path; 0 is the path of the flow's own connection.
@@ -40,6 +40,8 @@ pub struct Stack {
     pub rtt_ns: u64,
     /// Rate at which it sends, bytes/s; 0: unknown.
     pub rate: u64,
+    /// Rate of the link layer of this host's interface, bytes/s; 0: unknown. It sends no faster, whatever it believes.
+    pub link_rate: u64,
     /// Bytes that it was given and that have not been acknowledged, sent or not.
     pub unacked: u64,
     /// Whether it takes a chunk now.
@@ -52,12 +54,16 @@ pub struct Stack {
     pub delivered: u64,
 }
 
-impl Stack {
+impl StackState {
     fn rate(&self) -> u64 {
         let initial = u128::from(INITIAL_WINDOW) * 1_000_000_000 / u128::from(self.rtt_ns.max(1));
-        match self.rate {
+        let rate = match self.rate {
             0 => u64::try_from(initial).unwrap_or(u64::MAX).max(1),
             rate => rate,
+        };
+        match self.link_rate {
+            0 => rate,
+            link_rate => rate.min(link_rate),
         }
     }
 
@@ -117,7 +123,7 @@ impl Picks {
 pub trait Schedule {
     /// Chooses the stacks for the next chunk, among those with room. `backlog`: bytes expected to be sent, the
     /// chunk included. The caller sends it by all of them.
-    fn pick(&mut self, stacks: &[Stack], backlog: u64) -> Picks;
+    fn pick(&mut self, stacks: &[StackState], backlog: u64) -> Picks;
 }
 
 /// A new scheduler, for one flow.
@@ -133,14 +139,14 @@ pub fn scheduler(kind: Scheduler) -> Box<dyn Schedule> {
 }
 
 /// The stacks that deliver, with their places; all, if none does: one of them may come back.
-fn delivering(stacks: &[Stack]) -> impl Iterator<Item = (usize, &Stack)> {
+fn delivering(stacks: &[StackState]) -> impl Iterator<Item = (usize, &StackState)> {
     let none = stacks.iter().all(|stack| stack.is_late);
     let all = stacks.iter().enumerate();
     all.filter(move |(_, stack)| none || !stack.is_late)
 }
 
 /// Those of them with room.
-fn with_room(stacks: &[Stack]) -> impl Iterator<Item = (usize, &Stack)> {
+fn with_room(stacks: &[StackState]) -> impl Iterator<Item = (usize, &StackState)> {
     delivering(stacks).filter(|(_, stack)| stack.has_room)
 }
 
@@ -154,8 +160,8 @@ pub(crate) mod tests {
     pub(crate) const MS: u64 = 1_000_000;
 
     /// An idle stack with room.
-    pub(crate) fn stack(number: u32, rtt_ms: u64, mbit: u64) -> Stack {
-        Stack {
+    pub(crate) fn stack(number: u32, rtt_ms: u64, mbit: u64) -> StackState {
+        StackState {
             id: CarrierId {
                 opener: Side::Local,
                 number,
@@ -163,6 +169,7 @@ pub(crate) mod tests {
             path: number as u8,
             rtt_ns: rtt_ms * MS,
             rate: mbit * 125_000,
+            link_rate: 0,
             unacked: 0,
             has_room: true,
             is_late: false,
@@ -172,8 +179,8 @@ pub(crate) mod tests {
     }
 
     /// The same, with as much as it takes.
-    pub(crate) fn full(stack: Stack, queued_ms: u64) -> Stack {
-        Stack {
+    pub(crate) fn full(stack: StackState, queued_ms: u64) -> StackState {
+        StackState {
             unacked: stack.rate * (stack.rtt_ns / MS + queued_ms) / 1000,
             has_room: false,
             ..stack
@@ -185,15 +192,15 @@ pub(crate) mod tests {
         let idle = stack(1, 20, 8);
         assert_eq!(idle.arrival_ns(1000), 11 * MS);
         // A bandwidth-delay product is on its way: 20,000 bytes.
-        let busy = Stack {
+        let busy = StackState {
             unacked: 20_000,
             ..idle
         };
         assert_eq!(busy.arrival_ns(1000), 11 * MS);
         assert_eq!(full(idle, 5).arrival_ns(1000), 16 * MS);
-        let unknown = Stack { rate: 0, ..idle };
+        let unknown = StackState { rate: 0, ..idle };
         assert_eq!(unknown.arrival_ns(14_000), 30 * MS);
-        let nothing = Stack {
+        let nothing = StackState {
             rtt_ns: 0,
             rate: 1,
             unacked: u64::MAX,
@@ -203,10 +210,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn arrival__no_faster_than_the_link_layer() {
+        // By its initial window 14 ms; by a modem of 1 Mbit/s, 112.
+        let new = StackState {
+            rate: 0,
+            link_rate: 125_000,
+            ..stack(1, 10, 1)
+        };
+        assert_eq!(new.arrival_ns(14_000), 117 * MS);
+        let starting = StackState {
+            rate: 25_000_000,
+            ..new
+        };
+        assert_eq!(starting.arrival_ns(14_000), 117 * MS);
+        assert_eq!(starting.chunk_len(), 1250);
+    }
+
+    #[test]
     fn chunk_len__takes_a_slow_stack_ten_milliseconds() {
         let len = |mbit| stack(1, 20, mbit).chunk_len();
         assert_eq!([1, 8, 100].map(len), [1250, 10_000, MAX_CHUNK]);
-        let unknown = Stack {
+        let unknown = StackState {
             rate: 0,
             ..stack(1, 600, 1)
         };
@@ -223,7 +247,7 @@ pub(crate) mod tests {
     #[test]
     fn pick__nobody_waits_for_a_stack_that_does_not_deliver() {
         let [late, fine] = [stack(1, 20, 50), stack(2, 60, 50)];
-        let late = Stack {
+        let late = StackState {
             is_late: true,
             ..late
         };
@@ -231,7 +255,7 @@ pub(crate) mod tests {
             let pick = scheduler(kind).pick(&[late, fine], 1000);
             assert!(pick.places().any(|place| place == 1), "{kind}: {pick:?}");
             // Where none does, one of them may come back.
-            let fine = Stack {
+            let fine = StackState {
                 is_late: true,
                 ..fine
             };

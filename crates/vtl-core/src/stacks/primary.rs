@@ -1,11 +1,11 @@
 //! One path, and the others as its backup: they are used while the first one does not deliver.
 
-use super::{Picks, Schedule, Stack, delivering};
+use super::{Picks, Schedule, StackState, delivering};
 
 pub(super) struct Primary;
 
 impl Schedule for Primary {
-    fn pick(&mut self, stacks: &[Stack], _backlog: u64) -> Picks {
+    fn pick(&mut self, stacks: &[StackState], _backlog: u64) -> Picks {
         let first = delivering(stacks).min_by_key(|(_, stack)| (stack.path, stack.id));
         first
             .filter(|(_, stack)| stack.has_room)
@@ -27,7 +27,7 @@ mod tests {
             Primary.pick(&[second, full(first, 9)], 1 << 20),
             Picks::NONE
         );
-        let late = Stack {
+        let late = StackState {
             is_late: true,
             ..first
         };

@@ -2,12 +2,12 @@
 //! is slower, as that has no room. A stack that is late gets its copy, too: where little is sent, one lost packet makes it
 //! look so.
 
-use super::{Picks, Schedule, Stack, with_room};
+use super::{Picks, Schedule, StackState, with_room};
 
 pub(super) struct Redundant;
 
 impl Schedule for Redundant {
-    fn pick(&mut self, stacks: &[Stack], _backlog: u64) -> Picks {
+    fn pick(&mut self, stacks: &[StackState], _backlog: u64) -> Picks {
         if with_room(stacks).next().is_none() {
             return Picks::NONE;
         }
@@ -31,7 +31,7 @@ mod tests {
         assert_eq!(Redundant.pick(&[a, b, c], 1), Picks::one(0).and(1).and(2));
         let stacks = [a, full(b, 1), c];
         assert_eq!(Redundant.pick(&stacks, 1), Picks::one(0).and(2));
-        let late = Stack { is_late: true, ..a };
+        let late = StackState { is_late: true, ..a };
         assert_eq!(Redundant.pick(&[late, c], 1), Picks::one(0).and(1));
         let none = Redundant.pick(&[late, full(c, 1)], 1);
         assert_eq!(none, Picks::NONE, "the one that delivers comes first");

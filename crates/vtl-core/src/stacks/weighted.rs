@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use vtl_proto::frame::CarrierId;
 
-use super::{MAX_CHUNK, Picks, Schedule, Stack, with_room};
+use super::{MAX_CHUNK, Picks, Schedule, StackState, with_room};
 
 /// How far a stack without room may fall behind the others, ns: what it missed by more it need not make up for.
 const BEHIND_NS: u64 = 100_000_000;
@@ -16,7 +16,7 @@ pub(super) struct Weighted {
 }
 
 impl Schedule for Weighted {
-    fn pick(&mut self, stacks: &[Stack], backlog: u64) -> Picks {
+    fn pick(&mut self, stacks: &[StackState], backlog: u64) -> Picks {
         self.tags
             .retain(|id, _| stacks.iter().any(|stack| stack.id == *id));
         let floor = self
@@ -24,7 +24,7 @@ impl Schedule for Weighted {
             .values()
             .max()
             .map_or(0, |max| max.saturating_sub(BEHIND_NS));
-        let end = |stack: &Stack| {
+        let end = |stack: &StackState| {
             let tag = self
                 .tags
                 .get(&stack.id)
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     /// Bytes that each of the stacks gets of `chunks` chunks.
-    fn shares(weighted: &mut Weighted, stacks: &[Stack], chunks: usize) -> Vec<u64> {
+    fn shares(weighted: &mut Weighted, stacks: &[StackState], chunks: usize) -> Vec<u64> {
         let mut got = vec![0; stacks.len()];
         for _ in 0..chunks {
             for place in weighted.pick(stacks, 1 << 20).places() {

@@ -16,7 +16,7 @@ impl Simulation {
         let index = self.carriers.len() - 1;
         for host in 0..2 {
             let id = self.carriers[index].id(host);
-            self.hosts[host].add_carrier(id, kind != Kind::Graft, kind == Kind::Lossy);
+            self.hosts[host].add_carrier(id, kind == Kind::Lossy);
         }
         // Some live to the end, unless one is needed then.
         let life = match self.random.below(4) {
@@ -35,32 +35,7 @@ impl Simulation {
         let carrier = &mut self.carriers[index];
         carrier.used[host] = false;
         let id = carrier.id(host);
-        let mut undelivered = Vec::new();
-        if carrier.kind == Kind::Graft {
-            for packet in carrier.pipes[host].unsettled.values() {
-                let mut rest = &packet[..];
-                while !rest.is_empty() {
-                    let frame = Frame::take(&mut rest).expect("our own");
-                    if let Frame::Chunk {
-                        flow,
-                        offset,
-                        bytes,
-                        urgent,
-                        ..
-                    } = frame
-                    {
-                        let bytes = Bytes::copy_from_slice(bytes);
-                        let chunk = Chunk {
-                            offset,
-                            bytes,
-                            urgent,
-                        };
-                        undelivered.push((flow.at_peer(), chunk));
-                    }
-                }
-            }
-        }
-        self.hosts[host].carrier_broken(id, undelivered);
+        self.hosts[host].carrier_broken(id);
         if self.carriers[index].used == [false; 2] {
             let (kind, opener) = (self.carriers[index].kind, self.random.below(2) as usize);
             let at = self.now + self.random.below(2 * S);
@@ -69,8 +44,8 @@ impl Simulation {
     }
 
     /// Takes packets that have arrived by a carrier.
-    pub(super) fn receive(&mut self, index: usize, host: usize, most: usize) {
-        for _ in 0..most {
+    pub(super) fn receive(&mut self, index: usize, host: usize, max: usize) {
+        for _ in 0..max {
             let carrier = &mut self.carriers[index];
             let in_order = !matches!(carrier.kind, Kind::Graft | Kind::Lossy);
             let pipe = &mut carrier.pipes[1 - host];
@@ -139,8 +114,8 @@ impl Simulation {
             let turn = self.random.below(self.flows.len() as u64) as usize;
             for flow in (turn..self.flows.len()).chain(0..turn) {
                 while packet.len() - used > frame::HEADER {
-                    let most = packet.len() - used - frame::HEADER;
-                    match self.chunk(flow, host, id, most) {
+                    let max = packet.len() - used - frame::HEADER;
+                    match self.chunk(flow, host, id, max) {
                         Some(bytes) => {
                             packet[used..used + bytes.len()].copy_from_slice(&bytes);
                             used += bytes.len();
@@ -207,15 +182,14 @@ impl Simulation {
         index: usize,
         host: usize,
         carrier: CarrierId,
-        most: usize,
+        max: usize,
     ) -> Option<Vec<u8>> {
         let id = self.flows[index].id(host);
         let readable = self.readable(index, host);
-        let retain = self.hosts[host].retains(carrier);
         let flow = self.hosts[host].flow_mut(id)?;
-        let chunk = match flow.send.next(Path::Carrier(carrier), most)? {
+        let chunk = match flow.send.next(Path::Carrier(carrier), max)? {
             Next::Again(chunk) => {
-                flow.send.sent_again(chunk.bytes.len(), retain);
+                flow.send.sent_again(chunk.bytes.len());
                 chunk
             }
             Next::New { offset, max } => {
@@ -225,7 +199,7 @@ impl Simulation {
                 }
                 let bytes = self.new_bytes(index, host, offset, len);
                 let flow = self.hosts[host].flow_mut(id)?;
-                flow.send.sent_new(bytes.clone(), false, retain);
+                flow.send.sent_new(bytes.clone(), false);
                 Chunk {
                     offset,
                     bytes,

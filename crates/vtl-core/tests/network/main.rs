@@ -481,11 +481,11 @@ impl Simulation {
         for index in order {
             if self.carriers[index].used[host] {
                 // They are looked at before what is said of them.
-                let most = match self.carriers[index].kind {
+                let max = match self.carriers[index].kind {
                     Kind::Lossy => usize::MAX,
                     _ => self.random.below(8) as usize,
                 };
-                self.receive(index, host, most);
+                self.receive(index, host, max);
                 self.fill(index, host);
             }
         }

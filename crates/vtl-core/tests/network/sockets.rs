@@ -30,7 +30,7 @@ impl Simulation {
             let bytes = match flow.send.next(Path::Tcp, room.min(8000)) {
                 None => break,
                 Some(Next::Again(chunk)) => {
-                    flow.send.sent_again(chunk.bytes.len(), false);
+                    flow.send.sent_again(chunk.bytes.len());
                     chunk.bytes
                 }
                 Some(Next::New { offset, max }) => {
@@ -40,7 +40,7 @@ impl Simulation {
                     }
                     let bytes = self.new_bytes(index, host, offset, len);
                     let flow = self.hosts[host].flow_mut(id).expect("still there");
-                    flow.send.sent_new(bytes.clone(), false, false);
+                    flow.send.sent_new(bytes.clone(), false);
                     bytes
                 }
                 Some(Next::Fin) => {

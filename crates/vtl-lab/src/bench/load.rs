@@ -73,7 +73,7 @@ pub(crate) struct Outcome {
     /// From connect() to the last byte of the answer, µs: the median, the 99th percentile, the most.
     pub(crate) latency_us: [u64; 3],
     /// Open at the same time, at most.
-    pub(crate) most: u64,
+    pub(crate) max: u64,
 }
 
 /// As many descriptors as are allowed.
@@ -241,7 +241,7 @@ impl Client {
                 failed: BTreeMap::new(),
                 seconds: 0.0,
                 latency_us: [0; 3],
-                most: 0,
+                max: 0,
             },
         };
         let start = Instant::now();
@@ -331,8 +331,8 @@ impl Client {
                 });
                 self.due.push_back((place, number, began));
                 self.busy += 1;
-                let most = self.busy + self.held.len() as u64;
-                self.outcome.most = self.outcome.most.max(most);
+                let max = self.busy + self.held.len() as u64;
+                self.outcome.max = self.outcome.max.max(max);
             }
             Err(errno) => {
                 self.free.push(place);

@@ -332,8 +332,8 @@ impl Row {
             _ => 0.0,
         };
         let utilisation = |bytes: u64, from: f64, to: f64| {
-            let most = capacity_mbit(cell, start + from, start + to) * transport.efficiency();
-            (most > 0.0).then(|| bytes as f64 * 8.0 / 1e6 / most)
+            let max = capacity_mbit(cell, start + from, start + to) * transport.efficiency();
+            (max > 0.0).then(|| bytes as f64 * 8.0 / 1e6 / max)
         };
         if !matches!(cell.workload, Workload::RequestResponse { .. }) {
             self.utilisation = utilisation(outcome.bytes, 0.0, outcome.seconds);

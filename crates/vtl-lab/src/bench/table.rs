@@ -178,7 +178,7 @@ fn line(group: &[&Row]) -> Vec<String> {
             if group.len() == 1 {
                 show(s.median)
             } else {
-                format!("{} ({}–{})", show(s.median), show(s.least), show(s.most))
+                format!("{} ({}–{})", show(s.median), show(s.min), show(s.max))
             }
         })
     };

@@ -150,7 +150,7 @@ pub(super) fn summarise(rows: &[Row]) -> Vec<Summary> {
                 seconds: over(|r| r.seconds).median,
                 bytes: over(|r| r.bytes as f64).median as u64,
                 goodput_mbit: goodput.median,
-                goodput_range_mbit: (goodput.least, goodput.most),
+                goodput_range_mbit: (goodput.min, goodput.max),
                 second_half_mbit: halves.map(|spread| spread.median),
             }
         })

@@ -88,7 +88,7 @@ impl Load {
     /// A file, with as many runs as the next larger one that is measured.
     pub(super) fn file(bytes: u64) -> Self {
         let runs = LOADS.into_iter().find_map(|load| match load {
-            Self::File { bytes: most, runs } if bytes <= most => Some(runs),
+            Self::File { bytes: max, runs } if bytes <= max => Some(runs),
             _ => None,
         });
         Self::File {

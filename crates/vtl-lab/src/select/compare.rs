@@ -191,8 +191,8 @@ impl Report {
             .filter_map(|pair| {
                 let both = pair.both(false);
                 let chosen = both.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
-                let least = both.iter().map(|(t, _)| *t).fold(f64::INFINITY, f64::min);
-                Some(chosen.0 / least - 1.0)
+                let min = both.iter().map(|(t, _)| *t).fold(f64::INFINITY, f64::min);
+                Some(chosen.0 / min - 1.0)
             })
             .collect();
         regrets.sort_unstable_by(f64::total_cmp);

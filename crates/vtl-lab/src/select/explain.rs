@@ -292,8 +292,8 @@ impl ExplainArgs {
             }
             (_, None) => return Ok(Default::default()),
             (_, Some(bytes)) => {
-                let most = LOADS.into_iter().filter_map(Load::bytes).max();
-                let part = bytes.min(most.unwrap_or(bytes));
+                let max = LOADS.into_iter().filter_map(Load::bytes).max();
+                let part = bytes.min(max.unwrap_or(bytes));
                 let of = match part < bytes {
                     true => format!("the first {} of {}", size(part), size(bytes)),
                     false => size(bytes),
@@ -318,9 +318,9 @@ impl ExplainArgs {
             progress.add_one();
         }
         all.sort_by(|a, b| a.ms.total_cmp(&b.ms));
-        let least = all[0].ms;
+        let min = all[0].ms;
         for one in &mut all {
-            one.longer = one.ms / least - 1.0;
+            one.longer = one.ms / min - 1.0;
         }
         let runs = load.runs(&link);
         Ok((

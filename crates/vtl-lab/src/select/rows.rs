@@ -84,7 +84,7 @@ impl Row {
     }
 
     /// What the best of [`CLASSES`] took.
-    pub(super) fn least(&self) -> f64 {
+    pub(super) fn min(&self) -> f64 {
         let costs = self.costs[..CLASSES.len()].iter().flatten();
         costs.copied().fold(f64::INFINITY, f64::min)
     }
@@ -101,7 +101,7 @@ impl Row {
 
     /// How much longer a class takes than the best, as a share; `None` if it was not measured.
     pub(super) fn regret(&self, class: usize) -> Option<f64> {
-        self.costs[class].map(|cost| cost / self.least() - 1.0)
+        self.costs[class].map(|cost| cost / self.min() - 1.0)
     }
 
     /// The label: the first class that is at most [`TIE`] slower than the best.
@@ -223,10 +223,10 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
     let mut text = String::new();
     let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
     read.with_context(|| format!("{}", path.display()))?;
-    let most = MAX_FILE >> 20;
+    let max = MAX_FILE >> 20;
     ensure!(
         text.len() as u64 <= MAX_FILE,
-        "{}: more than {most} MiB: these are no rows of `vtl select measure`",
+        "{}: more than {max} MiB: these are no rows of `vtl select measure`",
         path.display()
     );
     Ok(Some(text))

@@ -103,11 +103,11 @@ fn cases(row: &Row, view: usize) -> Vec<Case> {
         None => 1.0,
     };
     let costs: Vec<f64> = (0..CLASSES.len()).map(cost).collect();
-    let most = costs.iter().copied().fold(0.0, f64::max);
+    let max = costs.iter().copied().fold(0.0, f64::max);
     let case = |class: usize| Case {
         values: features.values(),
         class,
-        weight: most - costs[class],
+        weight: max - costs[class],
     };
     let cases = (0..CLASSES.len()).map(case);
     cases.filter(|case| case.weight >= MIN_WEIGHT).collect()

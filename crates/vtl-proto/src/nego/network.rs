@@ -160,8 +160,8 @@ fn pool(random: &mut Random) -> (Vec<GraftInfo>, Vec<u16>) {
         let initial = 10 + random.below(2) as u32;
         let range = ParamRange {
             initial,
-            least: 1,
-            most: 20 + random.below(2) as u32 * 80,
+            min: 1,
+            max: 20 + random.below(2) as u32 * 80,
         };
         grafts.push(GraftInfo {
             name: format!("g{gid}"),

@@ -48,7 +48,7 @@ pub(super) struct Mint {
     strikes: BTreeSet<(u64, u64)>,
     /// Tickets up to this one have been evicted from the register, and permit no early data.
     floor: Option<(u64, u64)>,
-    most: usize,
+    max: usize,
 }
 
 impl Mint {
@@ -59,7 +59,7 @@ impl Mint {
             previous: None,
             strikes: BTreeSet::new(),
             floor: None,
-            most: STRIKES,
+            max: STRIKES,
         }
     }
 
@@ -121,14 +121,14 @@ impl Mint {
     /// Registers a ticket as used.
     pub(super) fn strike(&mut self, ticket: &Ticket) {
         self.strikes.insert((ticket.time, ticket.mac));
-        if self.strikes.len() > self.most {
+        if self.strikes.len() > self.max {
             self.floor = self.strikes.pop_first().max(self.floor);
         }
     }
 
     #[cfg(test)]
-    pub(super) fn with_strikes(mut self, most: usize) -> Self {
-        self.most = most;
+    pub(super) fn with_strikes(mut self, max: usize) -> Self {
+        self.max = max;
         self
     }
 }

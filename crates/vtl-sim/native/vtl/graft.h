@@ -51,8 +51,8 @@ static __u32 data_arrives(struct vtl_session *s, const __u8 *frame, __u32 length
     __u32 bytes = 0;
     if (v == VTL_SEND && room >= offset + sizeof(struct vtl_ack_hdr)) {
         struct vtl_ack_hdr ack;
-        __u32 most = (room - offset - sizeof(ack)) / 8;
-        __u32 words = vtl_ack_words(s) < most ? vtl_ack_words(s) : most;
+        __u32 max = (room - offset - sizeof(ack)) / 8;
+        __u32 words = vtl_ack_words(s) < max ? vtl_ack_words(s) : max;
         vtl_ack_build(s, &ack, host->scratch.map, words, 0);
         memcpy(answer, frame, offset);
         vtl_turn_round(answer, offset, sizeof(ack) + words * 8, 0);

@@ -64,17 +64,17 @@ impl Session {
         Ok(len)
     }
 
-    /// Passes whole messages that have arrived to `take`, at most `most`: those of one packet in
+    /// Passes whole messages that have arrived to `take`, at most `max`: those of one packet in
     /// place, others put together in `buffer`. Returns their number: 0 at the end; `None` if none
     /// is whole yet.
     pub(crate) fn try_recv_messages(
         &mut self,
         buffer: &mut [u8],
-        most: u64,
+        max: u64,
         take: &mut impl FnMut(&[u8]),
     ) -> Result<Option<u64>, Halt> {
         let count = self.try_recv(|session| {
-            let count = session.read_whole(most, take)?;
+            let count = session.read_whole(max, take)?;
             if count > 0 {
                 return Ok(count as usize);
             }
@@ -91,11 +91,11 @@ impl Session {
 
     /// Passes messages of one packet to `take`, up to one that has more, was given up, or is
     /// forged. Returns their number.
-    fn read_whole(&mut self, most: u64, take: &mut impl FnMut(&[u8])) -> Result<u64, Error> {
+    fn read_whole(&mut self, max: u64, take: &mut impl FnMut(&[u8])) -> Result<u64, Error> {
         if self.read > 0 || self.incoming.inside || self.has_kept() {
             return Ok(0);
         }
-        let available = self.rx.available().min(most);
+        let available = self.rx.available().min(max);
         let mut count = 0;
         while count < available && !self.goes_on(count) && (count == 0 || !self.is_last(count)) {
             let packet = self.rx.packet(count);
@@ -424,16 +424,16 @@ impl Session {
         len > 0
     }
 
-    /// Passes up to `most` packets to `take`, given-up ones as empty. Returns their number.
+    /// Passes up to `max` packets to `take`, given-up ones as empty. Returns their number.
     ///
     /// # Errors
     /// The first packet is forged.
     pub(crate) fn read_in_place(
         &mut self,
-        most: u64,
+        max: u64,
         mut take: impl FnMut(&[u8]),
     ) -> Result<u64, Error> {
-        let mut count = self.rx.available().min(most);
+        let mut count = self.rx.available().min(max);
         for i in 0..count {
             if i > 0 && self.is_last(i) {
                 count = i;

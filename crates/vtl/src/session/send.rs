@@ -143,13 +143,13 @@ impl Session {
         let Some(room) = self.room_or_wait()? else {
             return Ok(None);
         };
-        let most = self.tx.max_payload();
+        let max = self.tx.max_payload();
         let (mut count, mut last, mut kick) = (0, 0, false);
         while count < room {
-            let place = &mut self.tx.slot(0)[..most];
+            let place = &mut self.tx.slot(0)[..max];
             last = match fill(place) {
                 0 => break,
-                length => length.min(most) as u32,
+                length => length.min(max) as u32,
             };
             // Sealed at once, while its bytes are in the cache.
             match &mut self.lanes {

@@ -13,8 +13,8 @@ use super::{Client, Daemon, Granted, NOW, PAYLOAD, SLOTS, Shared};
 const LONGEST: u32 = intf::VTL_MAX_MESSAGE;
 const PACKET: usize = PAYLOAD as usize;
 
-fn below(random: &mut Random, most: usize) -> usize {
-    random.below(most as u64) as usize
+fn below(random: &mut Random, max: usize) -> usize {
+    random.below(max as u64) as usize
 }
 
 fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
@@ -60,13 +60,13 @@ impl Pair {
         u64::from_ne_bytes(word)
     }
 
-    /// Moves up to `most` packets, as far as there is room; returns how many.
-    pub(super) fn carry(&mut self, most: u64) -> u64 {
+    /// Moves up to `max` packets, as far as there is room; returns how many.
+    pub(super) fn carry(&mut self, max: u64) -> u64 {
         let written = self.load(true, offset_of!(vtl_ring_ctl, producer));
         let read = self.load(false, offset_of!(vtl_ring_ctl, consumer));
         let end = written
             .min(read + u64::from(SLOTS))
-            .min(self.carried.saturating_add(most));
+            .min(self.carried.saturating_add(max));
         let count = end - self.carried;
         let mut slot = vec![0; intf::VTL_SLOT_SIZE as usize];
         for packet in self.carried..end {
@@ -121,11 +121,11 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
             match below(&mut random, 4) {
                 0 => {
                     let message = next.take().unwrap_or_else(|| {
-                        let most = lengths[below(&mut random, lengths.len())];
+                        let max = lengths[below(&mut random, lengths.len())];
                         let length = if below(&mut random, 2) == 0 {
-                            most
+                            max
                         } else {
-                            1 + below(&mut random, most)
+                            1 + below(&mut random, max)
                         };
                         bytes(&mut random, length)
                     });
@@ -155,8 +155,8 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
                     }
                 }
                 _ => {
-                    let most = [PACKET / 2, 1000, 30_000][below(&mut random, 3)];
-                    let mut buffer = vec![0; most];
+                    let max = [PACKET / 2, 1000, 30_000][below(&mut random, 3)];
+                    let mut buffer = vec![0; max];
                     match pair.receiver.try_recv_message(&mut buffer) {
                         Ok(None) => {}
                         Ok(Some(len)) => {
@@ -167,7 +167,7 @@ fn messages__any_lengths_in_any_pieces_come_out_as_they_went_in() {
                             parts.clear();
                             received += 1;
                         }
-                        Err(Error::BufferTooSmall(here)) => assert!(here > most),
+                        Err(Error::BufferTooSmall(here)) => assert!(here > max),
                         Err(error) => panic!("seed {seed}: {error}"),
                     }
                 }
@@ -192,11 +192,9 @@ fn messages__the_longest_goes_through_small_rings() {
         }
     };
     assert!(gone && len == message.len() && buffer == message);
-    let most = LONGEST as usize;
-    let error = pair.sender.try_send_message(&vec![0; most + 1]);
-    assert!(
-        matches!(error, Err(Error::MessageSize { len, most: m }) if m == most && len == most + 1)
-    );
+    let max = LONGEST as usize;
+    let error = pair.sender.try_send_message(&vec![0; max + 1]);
+    assert!(matches!(error, Err(Error::MessageSize { len, max: m }) if m == max && len == max + 1));
     let error = pair.sender.try_send_message(&[]);
     assert!(matches!(error, Err(Error::MessageSize { len: 0, .. })));
 }

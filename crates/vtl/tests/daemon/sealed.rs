@@ -90,20 +90,20 @@ fn sealed__single_packets_where_the_graft_may_lose_some() {
     let Some(mut pair) = pair(Services::CONGESTION_CONTROL, PAYLOAD.into()) else {
         return;
     };
-    let most = usize::from(PAYLOAD) - 24;
+    let max = usize::from(PAYLOAD) - 24;
     let sizes = (pair.sender.max_message(), pair.sender.max_packet());
-    assert_eq!(sizes, (most, most));
-    let long = pair.sender.try_send_message(&vec![0; most + 1]);
+    assert_eq!(sizes, (max, max));
+    let long = pair.sender.try_send_message(&vec![0; max + 1]);
     assert!(matches!(long, Err(Error::MessageSize { .. })), "{long:?}");
     for n in 0..4 {
-        assert!(pair.sender.try_send_message(&vec![n; most]).unwrap());
+        assert!(pair.sender.try_send_message(&vec![n; max]).unwrap());
     }
     forge(&pair, 1);
     pair.carry(u64::MAX);
     let mut buffer = [0; PAYLOAD as usize];
     for n in [0, 2, 3] {
         let len = pair.receiver.try_recv_message(&mut buffer).unwrap();
-        assert_eq!(buffer[..len.unwrap()], vec![n; most]);
+        assert_eq!(buffer[..len.unwrap()], vec![n; max]);
     }
     assert!(matches!(
         pair.receiver.try_recv_message(&mut buffer),
@@ -190,13 +190,13 @@ fn sealed__a_forged_packet_ends_the_session_for_every_reader() {
         };
         assert!(matches!(error, Error::Forged(_)), "{way}: {error:?}");
         let before = [&b"whole"[..], &[7; 84]].concat();
-        let least = if way.ends_with("message") {
+        let min = if way.ends_with("message") {
             5
         } else {
             before.len()
         };
         assert!(before.starts_with(&got), "{way}: {got:?}");
-        assert_eq!(got.len(), least, "{way}");
+        assert_eq!(got.len(), min, "{way}");
         // It stays so, whoever asks.
         for (other, receive) in WAYS {
             let again = receive(&mut pair.receiver);

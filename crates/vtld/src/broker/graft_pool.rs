@@ -10,8 +10,8 @@ use vtl_proto::{
     services::{GraftInfo, ParamRange, Requirements, Services, select},
 };
 
-use super::{MS, now_ns, session::Wish};
-use crate::hooker::Over;
+use super::{MS, now_ns, session::SessionRequest};
+use crate::hooker::CarrierOptions;
 
 /// Back-off before a graft that failed to load is tried again.
 const BROKEN_NS: u64 = 60_000 * MS;
@@ -50,8 +50,8 @@ impl Pooled {
         let m = &entry.manifest;
         let range = |p: &Parameter| ParamRange {
             initial: p.default,
-            least: p.least,
-            most: p.most,
+            min: p.min,
+            max: p.max,
         };
         Self {
             info: GraftInfo {
@@ -86,27 +86,27 @@ pub(super) fn built_in() -> vtl_pool::Result<Pool> {
 }
 
 /// The request for a session that carries flows.
-pub(crate) fn wish(over: Option<&Over>) -> Wish {
-    let mut wish = Wish::from(FLOWS);
-    match over {
+pub(crate) fn session_request(options: Option<&CarrierOptions>) -> SessionRequest {
+    let mut request = SessionRequest::from(FLOWS);
+    match options {
         // A stack is no session.
-        None | Some(Over::Spread(_) | Over::Stack(_)) => {}
-        Some(Over::Lossy(graft)) => wish = named(graft, Services::NONE),
-        Some(Over::Graft(graft)) => wish = named(graft, of_flows(graft)),
-        Some(Over::Services(wanted)) => {
-            wish.wanted = *wanted;
-            wish.wanted.services = FLOWS | wanted.services;
+        None | Some(CarrierOptions::Spread(_) | CarrierOptions::Stack(_)) => {}
+        Some(CarrierOptions::Lossy(graft)) => request = named(graft, Services::NONE),
+        Some(CarrierOptions::Graft(graft)) => request = named(graft, of_flows(graft)),
+        Some(CarrierOptions::Services(wanted)) => {
+            request.wanted = *wanted;
+            request.wanted.services = FLOWS | wanted.services;
         }
     }
-    wish
+    request
 }
 
 /// The request for a session over this graft.
-fn named(graft: &GraftSpec, services: Services) -> Wish {
-    Wish {
+fn named(graft: &GraftSpec, services: Services) -> SessionRequest {
+    SessionRequest {
         graft: Some(graft.name.clone()),
         params: graft.params.clone().into_iter().collect(),
-        ..Wish::from(services)
+        ..SessionRequest::from(services)
     }
 }
 
@@ -208,7 +208,7 @@ impl GraftPool {
     }
 
     /// Grafts with the wanted services, in order of preference, deployed or not, without those in back-off.
-    /// Without any wish the graft with the fewest services is first, otherwise the best match.
+    /// Without requirements the graft with the fewest services is first, otherwise the best match.
     pub(super) fn usable(&self, wanted: &Requirements) -> Vec<GraftInfo> {
         let mut usable = select(self.working(), wanted);
         if wanted.required().is_empty() && wanted.prefer.is_empty() {
@@ -218,14 +218,14 @@ impl GraftPool {
     }
 
     /// The grafts to offer for a request; never empty.
-    pub(super) fn candidates(&self, wish: &Wish) -> Result<Vec<GraftInfo>, String> {
-        let mut usable = self.usable(&wish.wanted);
-        if let Some(name) = &wish.graft {
+    pub(super) fn candidates(&self, request: &SessionRequest) -> Result<Vec<GraftInfo>, String> {
+        let mut usable = self.usable(&request.wanted);
+        if let Some(name) = &request.graft {
             let pooled = self.by_name(name);
             let pooled = pooled
                 .filter(|p| !p.disabled && !p.revoked)
                 .ok_or_else(|| format!("the pool has no graft \"{name}\": vtl graft list"))?;
-            wish.check(&pooled.params)?;
+            request.check(&pooled.params)?;
             if let Some(why) = pooled.failed() {
                 return Err(why.to_owned());
             }
@@ -236,12 +236,12 @@ impl GraftPool {
                     pooled.info.provides
                 ));
             }
-        } else if !wish.params.is_empty() {
+        } else if !request.params.is_empty() {
             return Err("parameters are a graft's: name it, too".into());
         }
         let allowed = |g: &GraftInfo| {
             let pooled = self.by_gid(g.gid);
-            let asked = pooled.map_or_else(Vec::new, |p| wish.asked(&p.params, None));
+            let asked = pooled.map_or_else(Vec::new, |p| request.asked(&p.params, None));
             let range = |i: u8| g.params.get(usize::from(i));
             asked
                 .iter()
@@ -249,24 +249,24 @@ impl GraftPool {
         };
         usable.retain(allowed);
         if usable.is_empty() {
-            return Err(self.lacking(wish));
+            return Err(self.lacking(request));
         }
         Ok(usable)
     }
 
     /// Why no graft matches.
-    fn lacking(&self, wish: &Wish) -> String {
-        let required = wish.wanted.required();
+    fn lacking(&self, request: &SessionRequest) -> String {
+        let required = request.wanted.required();
         let with = |g: &GraftInfo| g.satisfies(required);
         let refused = self.enabled();
-        let mut refused = refused.filter(|p| !wish.wanted.excludes(&p.info));
+        let mut refused = refused.filter(|p| !request.wanted.excludes(&p.info));
         if let Some(why) = refused.find_map(|p| p.failed()) {
             return why.to_owned();
         }
         if self.enabled().any(|p| with(&p.info)) {
             return format!(
                 "every graft of the pool with {required} also has what was prohibited: {}",
-                wish.wanted.prohibit
+                request.wanted.prohibit
             );
         }
         let all = self.enabled();
@@ -278,24 +278,32 @@ impl GraftPool {
     }
 
     /// The offer of these grafts in NEGO, with the requested parameters.
-    pub(super) fn offered(&self, gids: &[u16], wish: &Wish, rtt: Option<Duration>) -> Vec<Offered> {
+    pub(super) fn offered(
+        &self,
+        gids: &[u16],
+        request: &SessionRequest,
+        rtt: Option<Duration>,
+    ) -> Vec<Offered> {
         let offered = |gid: &u16| {
             let pooled = self.by_gid(*gid)?;
             Some(Offered {
                 gid: *gid,
                 params: pooled.info.params.clone(),
-                asked: wish.asked(&pooled.params, rtt),
+                asked: request.asked(&pooled.params, rtt),
             })
         };
         gids.iter().filter_map(offered).collect()
     }
 
     /// Checks that hooked connections can be carried this way.
-    pub(super) fn carries(&self, over: &Over) -> Result<(), String> {
-        let graft = match over {
-            Over::Graft(graft) => graft,
-            Over::Services(_) | Over::Lossy(_) | Over::Spread(_) | Over::Stack(_) => {
-                return self.candidates(&wish(Some(over))).map(|_| ());
+    pub(super) fn carries(&self, options: &CarrierOptions) -> Result<(), String> {
+        let graft = match options {
+            CarrierOptions::Graft(graft) => graft,
+            CarrierOptions::Services(_)
+            | CarrierOptions::Lossy(_)
+            | CarrierOptions::Spread(_)
+            | CarrierOptions::Stack(_) => {
+                return self.candidates(&session_request(Some(options))).map(|_| ());
             }
         };
         let others = || {
@@ -307,7 +315,7 @@ impl GraftPool {
         let needed = of_flows(graft);
         match self.enabled().find(|p| p.info.name == graft.name) {
             Some(p) if p.info.provides.contains(needed) => {
-                let wrong = wish(Some(over)).check(&p.params);
+                let wrong = session_request(Some(options)).check(&p.params);
                 wrong.map_err(|why| format!("graft:{graft}: {why}"))
             }
             Some(p) if p.info.provides.missing(needed) == Services::CONGESTION_CONTROL => {
@@ -342,8 +350,8 @@ mod tests {
         let carries = |graft: &str| {
             let graft: GraftSpec = graft.parse().expect("one");
             match vtl_proto::carrier::may_lose(&graft.name) {
-                true => pool.carries(&Over::Lossy(graft)),
-                false => pool.carries(&Over::Graft(graft)),
+                true => pool.carries(&CarrierOptions::Lossy(graft)),
+                false => pool.carries(&CarrierOptions::Graft(graft)),
             }
         };
         for graft in [

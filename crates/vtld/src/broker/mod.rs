@@ -52,7 +52,9 @@ use vtl_proto::{carrier::GRAFT_PORT, frame::FlowName, intf};
 use crate::{
     Scope,
     flows::{self, Auto, Desired},
-    hooker::{self, Carrier, ClientFlow, HeldConnect, Over, Pulse, ServerFlow, rules::Prefix},
+    hooker::{
+        self, Carrier, CarrierOptions, ClientFlow, HeldConnect, Pulse, ServerFlow, rules::Prefix,
+    },
     identity::Identity,
     netmon::NetMonitor,
     option,
@@ -61,10 +63,10 @@ use crate::{
 };
 
 use control_broker::{Connect, ControlBroker};
-pub(crate) use graft_pool::wish;
+pub(crate) use graft_pool::session_request;
 use launcher::Wanted;
+pub use session::SessionRequest;
 pub(crate) use session::WHOLE;
-pub use session::Wish;
 pub(crate) use shard::Doorbell;
 
 /// Configuration of the broker and the data plane, fixed at start.
@@ -230,9 +232,17 @@ enum Command {
 
 /// Question whose answer needs the pool's directory to be read first.
 enum Question {
-    Grafts { reply: Reply<Grafts> },
-    Describe { name: String, reply: Reply<Value> },
-    Carries { over: Over, reply: Reply<()> },
+    Grafts {
+        reply: Reply<Grafts>,
+    },
+    Describe {
+        name: String,
+        reply: Reply<Value>,
+    },
+    Carries {
+        options: CarrierOptions,
+        reply: Reply<()>,
+    },
 }
 
 /// Handle of the broker's thread. Cheap to clone.
@@ -291,14 +301,14 @@ impl Handle {
         &self,
         owner: Owner,
         to: Destination,
-        wish: &Wish,
+        request: &SessionRequest,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
         let command = |reply| {
             Command::Connect(Connect {
                 owner,
                 to,
-                wish: wish.clone(),
+                request: request.clone(),
                 reply,
             })
         };
@@ -462,15 +472,15 @@ impl Handle {
     /// # Errors
     /// There is no such graft or stack, or it lacks what it needs: which ones there are.
     pub fn carries(&self, carrier: &Carrier) -> Result<(), String> {
-        let over = match carrier {
+        let options = match carrier {
             Carrier::Required(_, carrier) => return self.carries(carrier),
-            Carrier::Graft(spec) => Over::Graft(spec.clone()),
-            Carrier::Services(wanted) => Over::Services(*wanted),
-            Carrier::Lossy(spec) => Over::Lossy(spec.clone()),
+            Carrier::Graft(spec) => CarrierOptions::Graft(spec.clone()),
+            Carrier::Services(wanted) => CarrierOptions::Services(*wanted),
+            Carrier::Lossy(spec) => CarrierOptions::Lossy(spec.clone()),
             Carrier::Stack(spec) => return stacks::resolve(spec).map(drop),
             _ => return Ok(()),
         };
-        self.ask(|reply| Command::Ask(Question::Carries { over, reply }))
+        self.ask(|reply| Command::Ask(Question::Carries { options, reply }))
     }
 
     /// What the conditions of rules on paths say, by association.
@@ -512,7 +522,7 @@ impl hooker::Broker for Handle {
         let (local, peer) = (held.src().ip(), held.dest().ip());
         let desired = Desired {
             kind: held.kind(),
-            over: held.over().cloned(),
+            options: held.options().cloned(),
             encrypted: held.requires_encryption(),
             rule: held.rule().cloned(),
             tolerant: held.is_tolerant(),
@@ -525,7 +535,7 @@ impl hooker::Broker for Handle {
     fn client(&self, flow: ClientFlow) {
         let desired = Desired {
             kind: flow.kind,
-            over: flow.over.clone(),
+            options: flow.options.clone(),
             encrypted: flow.name.requires_encryption(),
             rule: flow.rule.clone(),
             tolerant: flow.tolerant,

@@ -113,16 +113,16 @@ impl Peers {
     }
 
     /// Notes a path MTU, as payload.
-    pub(super) fn note_path(&mut self, peer: IpAddr, most: u16, now_ns: u64) {
-        self.entry(peer).path = Some((most, now_ns));
+    pub(super) fn note_path(&mut self, peer: IpAddr, max: u16, now_ns: u64) {
+        self.entry(peer).path = Some((max, now_ns));
     }
 
-    /// Limits `most` bytes of payload to the cached path MTU.
-    pub(super) fn payload(&self, peer: IpAddr, now_ns: u64, most: u16) -> u16 {
+    /// Limits `max` bytes of payload to the cached path MTU.
+    pub(super) fn payload(&self, peer: IpAddr, now_ns: u64, max: u16) -> u16 {
         let path = self.known.get(&peer).and_then(|known| known.path);
         match path {
-            Some((path, at)) if now_ns.saturating_sub(at) < PATH_NS => path.min(most),
-            _ => most,
+            Some((path, at)) if now_ns.saturating_sub(at) < PATH_NS => path.min(max),
+            _ => max,
         }
     }
 

@@ -38,17 +38,17 @@ const PAUSE_NS_PER_BYTE: u64 = 30;
 /// Time of one full packet at 1 Gbit/s, µs.
 const PACKET_US: u128 = 12;
 
-/// Slots for a path with this round-trip time, at most `most`: four bandwidth-delay products at 1 Gbit/s.
+/// Slots for a path with this round-trip time, at most `max`: four bandwidth-delay products at 1 Gbit/s.
 /// Faster paths are shorter as a rule, and get at least [`NEAR`]; less in a crowd of sessions, so that their
 /// rings together stay in the caches.
-pub(super) fn slots_for(rtt: Duration, most: u32, crowd: bool) -> u32 {
+pub(super) fn slots_for(rtt: Duration, max: u32, crowd: bool) -> u32 {
     let packets = (4 * rtt.as_micros() / PACKET_US).min(intf::VTL_MAX_WINDOW.into()) as u32;
     let wanted = packets.next_power_of_two();
     let wanted = match crowd && wanted <= NEAR {
         true => wanted.clamp(SMALL, SHARED),
         false => wanted.max(NEAR),
     };
-    wanted.min(most)
+    wanted.min(max)
 }
 
 /// Maximum slots, at least [`MIN`], of rings within this memory.
@@ -105,16 +105,16 @@ pub(super) struct RingPool {
     /// Number of sets to keep ready of each usual size.
     level: usize,
     /// The largest size.
-    most: u32,
+    max: u32,
 }
 
 impl RingPool {
-    /// Starts the thread, which creates `level` sets of each usual size up to `most` packets, within a quota of
+    /// Starts the thread, which creates `level` sets of each usual size up to `max` packets, within a quota of
     /// `budget` bytes for all existing sets, part of which is reserved for `sessions` sessions. It calls `call`
     /// after deliveries.
     pub(super) fn start(
         maker: RingMaker,
-        most: u32,
+        max: u32,
         level: usize,
         budget: u64,
         sessions: usize,
@@ -147,9 +147,9 @@ impl RingPool {
             wanted: false,
             failed: None,
             level,
-            most,
+            max,
         };
-        let mut sizes = vec![FAR.min(most), NEAR.min(most)];
+        let mut sizes = vec![FAR.min(max), NEAR.min(max)];
         sizes.dedup();
         for size in sizes {
             pool.order(size, level);
@@ -213,7 +213,7 @@ impl RingPool {
             return Err(error);
         }
         self.wanted = true;
-        let slots = slots.min(self.most);
+        let slots = slots.min(self.max);
         // One set, or a lot if sessions come faster than single sets can be made.
         let rush = self.rush > self.level;
         self.order(slots, if rush { lot(slots) } else { 1 });
@@ -226,7 +226,7 @@ impl RingPool {
     /// Sets taken by few sessions are not replaced at once: creating rings keeps a processor busy, which would delay
     /// the new session.
     pub(super) fn take(&mut self, slots: u32, now_ns: u64) -> Option<RingSet> {
-        let slots = slots.min(self.most);
+        let slots = slots.min(self.max);
         let larger = self.ready.range(slots..).find(|(_, s)| !s.is_empty());
         let smaller = || self.ready.range(..slots).rfind(|(_, s)| !s.is_empty());
         let size = larger.or_else(smaller).map(|(size, _)| *size)?;
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(sizes, [64, 64, 64, 128, 256, 256]);
         let sizes = [100, 600, 10_000].map(|n| slots_for(us(n), 128, true));
         assert_eq!(sizes, [64, 128, 128]);
-        let far = [128, 512, 32768].map(|most| slots_for(us(10_000), most, true));
+        let far = [128, 512, 32768].map(|max| slots_for(us(10_000), max, true));
         assert_eq!(far, [128, 512, 4096]);
     }
 }

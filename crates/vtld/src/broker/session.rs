@@ -171,8 +171,8 @@ impl Session {
     }
 
     /// Sets the payload that the path takes, for writers of packets.
-    pub(super) fn set_path(&self, most: u16) {
-        self.aware.controls.set_path(most);
+    pub(super) fn set_path(&self, max: u16) {
+        self.aware.controls.set_path(max);
     }
 }
 
@@ -213,7 +213,7 @@ pub(super) fn sender() -> vtl_tx {
 
 /// An initiator's request for a session.
 #[derive(Clone, Debug, Default)]
-pub struct Wish {
+pub struct SessionRequest {
     /// Services that the graft must or should provide, and bounds.
     pub wanted: Requirements,
     /// Name of the only graft to offer.
@@ -226,7 +226,7 @@ pub struct Wish {
     pub(crate) from: Option<IpAddr>,
 }
 
-impl From<Services> for Wish {
+impl From<Services> for SessionRequest {
     fn from(services: Services) -> Self {
         let wanted = Requirements {
             services,
@@ -239,7 +239,7 @@ impl From<Services> for Wish {
     }
 }
 
-impl Wish {
+impl SessionRequest {
     /// Parameters of a graft as requested, by name or derived from the bounds: index and value. `rtt`: to the
     /// peer, if known.
     pub(super) fn asked(&self, known: &[Parameter], rtt: Option<Duration>) -> Vec<(u8, u32)> {
@@ -264,7 +264,7 @@ impl Wish {
         let asked = known.iter().map(|p| {
             let named = self.params.iter().find(|(name, _)| *name == p.name);
             let named = named.map(|(_, value)| *value);
-            named.or_else(|| Some((bound(p)? as u32).clamp(p.least, p.most)))
+            named.or_else(|| Some((bound(p)? as u32).clamp(p.min, p.max)))
         });
         (0..)
             .zip(asked)
@@ -277,10 +277,10 @@ impl Wish {
         for (name, value) in &self.params {
             let p = known.iter().find(|p| p.name == *name);
             let p = p.ok_or_else(|| format!("the graft has no parameter \"{name}\""))?;
-            if !(p.least..=p.most).contains(value) {
+            if !(p.min..=p.max).contains(value) {
                 return Err(format!(
                     "{name} {value} is out of range: {} to {} {}",
-                    p.least, p.most, p.unit
+                    p.min, p.max, p.unit
                 ));
             }
         }
@@ -381,12 +381,12 @@ mod tests {
 
     #[test]
     fn asked__bounds_become_parameters() {
-        let parameter = |name: &str, default, least, most| Parameter {
+        let parameter = |name: &str, default, min, max| Parameter {
             name: name.into(),
             unit: String::new(),
             default,
-            least,
-            most,
+            min,
+            max,
         };
         let known = [
             parameter("window", 16, 1, 4000),
@@ -395,27 +395,27 @@ mod tests {
             parameter("lifetime", 0, 0, 60_000),
         ];
         let near = Some(Duration::from_millis(20));
-        let mut wish = Wish::default();
-        assert_eq!(wish.asked(&known, near), []);
-        wish.wanted.qos.max_loss_pct = Some(2.59);
-        assert_eq!(wish.asked(&known, near), [(1, 25)]);
-        wish.wanted.qos.max_delay_ms = Some(150);
-        assert_eq!(wish.asked(&known, near), [(1, 25), (3, 140)]);
-        assert_eq!(wish.asked(&known, None), [(1, 25), (3, 100)]);
-        wish.wanted.qos.max_delay_ms = Some(3);
-        assert_eq!(wish.asked(&known, near)[1], (3, 1), "sent once, then");
+        let mut request = SessionRequest::default();
+        assert_eq!(request.asked(&known, near), []);
+        request.wanted.qos.max_loss_pct = Some(2.59);
+        assert_eq!(request.asked(&known, near), [(1, 25)]);
+        request.wanted.qos.max_delay_ms = Some(150);
+        assert_eq!(request.asked(&known, near), [(1, 25), (3, 140)]);
+        assert_eq!(request.asked(&known, None), [(1, 25), (3, 100)]);
+        request.wanted.qos.max_delay_ms = Some(3);
+        assert_eq!(request.asked(&known, near)[1], (3, 1), "sent once, then");
         // 10 Mbit/s of 20 ms are 21 packets of 1,200 bytes.
-        wish.wanted.qos.min_throughput_mbit = Some(10.0);
-        assert_eq!(wish.asked(&known, near)[0], (0, 42));
-        wish.wanted.qos.min_throughput_mbit = Some(0.1);
+        request.wanted.qos.min_throughput_mbit = Some(10.0);
+        assert_eq!(request.asked(&known, near)[0], (0, 42));
+        request.wanted.qos.min_throughput_mbit = Some(0.1);
         assert_eq!(
-            wish.asked(&known, near)[0],
+            request.asked(&known, near)[0],
             (0, 16),
             "never less than usual"
         );
-        wish.wanted.qos.min_throughput_mbit = Some(1e9);
-        assert_eq!(wish.asked(&known, near)[0], (0, 4000));
-        wish.params = vec![("window".into(), 7)];
-        assert_eq!(wish.asked(&known, near)[0], (0, 7), "by name");
+        request.wanted.qos.min_throughput_mbit = Some(1e9);
+        assert_eq!(request.asked(&known, near)[0], (0, 4000));
+        request.params = vec![("window".into(), 7)];
+        assert_eq!(request.asked(&known, near)[0], (0, 7), "by name");
     }
 }

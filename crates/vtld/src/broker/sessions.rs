@@ -132,11 +132,11 @@ impl Sessions {
         }
     }
 
-    /// Returns the next `most` sessions, round-robin.
-    pub(super) fn take_turn(&mut self, most: usize) -> Vec<u32> {
-        let turn: Vec<u32> = self.indexes_from(self.next_turn).take(most).collect();
+    /// Returns the next `max` sessions, round-robin.
+    pub(super) fn take_turn(&mut self, max: usize) -> Vec<u32> {
+        let turn: Vec<u32> = self.indexes_from(self.next_turn).take(max).collect();
         self.next_turn = match turn.last() {
-            Some(last) if turn.len() == most => last + 1,
+            Some(last) if turn.len() == max => last + 1,
             _ => 0,
         };
         turn

@@ -240,13 +240,13 @@ impl Tunnels {
         let Some(connection) = self.connections.get_mut(&number) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let most = if connection.known {
+        let max = if connection.known {
             MAX_QUEUE
         } else {
             MAX_QUEUE_UNUSED
         };
         let head = Records::PACKETS.head(packet.len());
-        if let Some(head) = head.filter(|_| connection.out.len() + packet.len() <= most) {
+        if let Some(head) = head.filter(|_| connection.out.len() + packet.len() <= max) {
             connection.out.extend(head);
             connection.out.extend(packet);
         }

@@ -41,7 +41,7 @@ type Part = (Rc<Cell<u64>>, usize);
 #[derive(Debug)]
 pub(super) struct Budget {
     /// Bytes in total.
-    most: u64,
+    max: u64,
     used: Cell<u64>,
     networks: RefCell<HashMap<Network, Part>>,
 }
@@ -60,9 +60,9 @@ fn change(cell: &Cell<u64>, from: u64, to: u64) {
 }
 
 impl Budget {
-    pub(super) fn new(most: u64) -> Rc<Self> {
+    pub(super) fn new(max: u64) -> Rc<Self> {
         Rc::new(Self {
-            most,
+            max,
             used: Cell::new(0),
             networks: RefCell::default(),
         })
@@ -70,7 +70,7 @@ impl Budget {
 
     /// The quota of an association, bytes.
     fn of_association(&self) -> u64 {
-        self.most / OF_ASSOCIATION
+        self.max / OF_ASSOCIATION
     }
 
     /// Upper bound of a carrier's or a flow's receive window, bytes.
@@ -111,18 +111,18 @@ impl Account {
 
     /// The limit in force for the association.
     pub(super) fn room(&self) -> Room {
-        let Budget { most, used, .. } = &*self.budget;
+        let Budget { max, used, .. } = &*self.budget;
         let of_network = self.of_network.get();
         let parts = [
             (self.used.get(), self.budget.of_association()),
-            (of_network, most / OF_NETWORK),
+            (of_network, max / OF_NETWORK),
         ];
         let networks = self.budget.networks.borrow().len() as u64;
         // In total, only networks with more than an equal share exceed the quota.
-        let is_full = used.get() > *most && of_network.saturating_mul(networks) >= used.get();
-        if is_full || parts.iter().any(|(used, most)| used > most) {
+        let is_full = used.get() > *max && of_network.saturating_mul(networks) >= used.get();
+        if is_full || parts.iter().any(|(used, max)| used > max) {
             Room::None
-        } else if used.get() > most / 2 || parts.iter().any(|(used, most)| *used > most / 2) {
+        } else if used.get() > max / 2 || parts.iter().any(|(used, max)| *used > max / 2) {
             Room::Little
         } else {
             Room::Ample
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(account.flow_window(), 4 << 20);
         account.set(2 * account.flow_window());
         assert_eq!(account.room(), Room::Ample);
-        let [large, small] = [1 << 30, 0].map(|most| Budget::new(most).open(network(1)));
+        let [large, small] = [1 << 30, 0].map(|max| Budget::new(max).open(network(1)));
         assert_eq!(large.flow_window(), FLOW_WINDOW);
         assert_eq!(small.flow_window(), INITIAL_CREDIT);
     }

@@ -307,13 +307,13 @@ pub(super) fn emit(frame: Frame<'_>) -> Bytes {
     bytes.freeze()
 }
 
-/// Splits a chunk into frames with at most `most` bytes of payload.
-pub(super) fn cut(flow: FlowId, chunk: &Chunk, most: usize) -> impl Iterator<Item = Frame<'_>> {
-    let last = chunk.bytes.len().div_ceil(most);
-    let parts = chunk.bytes.chunks(most).enumerate();
+/// Splits a chunk into frames with at most `max` bytes of payload.
+pub(super) fn cut(flow: FlowId, chunk: &Chunk, max: usize) -> impl Iterator<Item = Frame<'_>> {
+    let last = chunk.bytes.len().div_ceil(max);
+    let parts = chunk.bytes.chunks(max).enumerate();
     parts.map(move |(i, bytes)| Frame::Chunk {
         flow,
-        offset: chunk.offset + (i * most) as u64,
+        offset: chunk.offset + (i * max) as u64,
         bytes,
         fin: false,
         urgent: chunk.urgent && i + 1 == last,

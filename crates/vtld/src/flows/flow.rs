@@ -532,8 +532,8 @@ impl Mover<'_> {
     /// Sends a chunk, or a part of it, by a path. `is_again`: a retransmission; a new chunk is the head of `pending`.
     async fn send_chunk(&self, path: Path, chunk: Chunk, is_again: bool) -> Result<(), Reset> {
         let sent = |flow: &mut Flow, bytes: Bytes, urgent: bool| match is_again {
-            true => flow.send.sent_again(bytes.len(), true),
-            false => flow.send.sent_new(bytes, urgent, true),
+            true => flow.send.sent_again(bytes.len()),
+            false => flow.send.sent_new(bytes, urgent),
         };
         let forget = |n: usize| {
             if !is_again {

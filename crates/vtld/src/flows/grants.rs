@@ -20,7 +20,7 @@ use vtl_proto::{
 
 use super::{
     Desired, Flows, Key,
-    carrier::{self, Endpoint, Grant, Layers, Link, Shown},
+    carrier::{self, CarrierLayers, Endpoint, Grant, Link, Shown},
     peer::Peer,
 };
 use crate::{network::Network, stacks};
@@ -64,8 +64,8 @@ impl Flows {
     }
 
     /// What layers over a carrier need. `to_open`: those that this host wants, as text.
-    pub(super) fn layers(self: &Rc<Self>, to_open: Option<String>) -> Layers {
-        Layers {
+    pub(super) fn layers(self: &Rc<Self>, to_open: Option<String>) -> CarrierLayers {
+        CarrierLayers {
             endpoint: self.endpoint(Kind::Stack).ok(),
             to_open,
         }

@@ -28,7 +28,7 @@ use super::{
     control::{Control, hello},
     peer::{Peer, Preference},
 };
-use crate::{hooker::Over, option::tcp_rtt, stacks};
+use crate::{hooker::CarrierOptions, option::tcp_rtt, stacks};
 
 /// Timeout of a request over the control connection.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -52,22 +52,22 @@ struct Plan {
     /// and these.
     layers: Option<String>,
     /// Session parameters of the carrier itself, and what the carrier is remembered by.
-    over: Option<Arc<Over>>,
-    wanted: Option<Arc<Over>>,
+    options: Option<Arc<CarrierOptions>>,
+    wanted: Option<Arc<CarrierOptions>>,
 }
 
 impl Plan {
     /// How a carrier of this kind is opened for an association.
     fn of(peer: &Peer, kind: Kind) -> Self {
-        let wanted = peer.over(kind);
+        let wanted = peer.options(kind);
         let plain = Self {
             kind,
             lower: kind,
             layers: None,
-            over: wanted.clone(),
+            options: wanted.clone(),
             wanted: wanted.clone(),
         };
-        let Some(Over::Stack(spec)) = wanted.as_deref() else {
+        let Some(CarrierOptions::Stack(spec)) = wanted.as_deref() else {
             return plain;
         };
         let Ok(stacks::ToOpen { layers, .. }) = stacks::resolve(spec) else {
@@ -77,7 +77,9 @@ impl Plan {
         match layers.over_messages() {
             Some(lower) => Self {
                 lower,
-                over: layers.graft().map(|graft| Over::Graft(graft).into()),
+                options: layers
+                    .graft()
+                    .map(|graft| CarrierOptions::Graft(graft).into()),
                 layers: Some(layers.to_string()),
                 ..plain
             },
@@ -225,6 +227,7 @@ impl Flows {
                 peer.look(after);
                 peer.count_memory();
                 peer.follow_room();
+                self.follow_links(&peer);
             }
         }
     }
@@ -501,7 +504,7 @@ impl Flows {
             kind,
             lower,
             layers,
-            over,
+            options,
             wanted,
         } = plan;
         let endpoint = self.endpoint(lower)?;
@@ -513,13 +516,13 @@ impl Flows {
             granted,
             local: self.own_address(peer),
             rtt,
-            over,
+            options,
             encrypted: peer.requires_encryption(),
             path: 0,
         };
         let link = endpoint.connect(opening).await?;
         let number = peer.next_carrier();
-        peer.note_over(number, wanted);
+        peer.note_options(number, wanted);
         // It outlives this control connection.
         let layers = self.layers(layers);
         let serving = spawn_local(link.serve(Rc::clone(peer), Some(number), layers));

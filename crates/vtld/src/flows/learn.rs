@@ -120,9 +120,9 @@ fn lesson(row: &Row) -> Lesson {
     let outcomes = row
         .shown
         .iter()
-        .map(|(class, least, shown, age)| LessonOutcome {
+        .map(|(class, min, shown, age)| LessonOutcome {
             carrier: (*class).to_owned(),
-            bytes_from: *least,
+            bytes_from: *min,
             rate_mbit: (shown.rate() / 1e4).round() / 100.0,
             flows: shown.count(),
             age_s: age.as_secs_f64(),

@@ -64,7 +64,10 @@ use crate::{
     Scope,
     broker::{self, random_token},
     events::emit,
-    hooker::{self, ClientFlow, ConnectError, Executable, Over, Pulse, ServerFlow, rules::Prefix},
+    hooker::{
+        self, CarrierOptions, ClientFlow, ConnectError, Executable, Pulse, ServerFlow,
+        rules::Prefix,
+    },
     identity::Identity,
     network::{Network, Waiting, admits},
     option,
@@ -128,7 +131,7 @@ impl Key {
 pub(crate) struct Desired {
     pub(crate) kind: Kind,
     /// Parameters of the session, if the carrier is a graft.
-    pub(crate) over: Option<Arc<Over>>,
+    pub(crate) options: Option<Arc<CarrierOptions>>,
     /// Carriers must be encrypted.
     #[serde(default)]
     pub(crate) encrypted: bool,
@@ -138,7 +141,7 @@ pub(crate) struct Desired {
     /// The flows are marked loss-tolerant; those of a former daemon's by a lossy carrier alone.
     #[serde(default)]
     pub(crate) tolerant: bool,
-    /// The model chooses the carrier; `kind` and `over` count for nothing.
+    /// The model chooses the carrier; `kind` and `options` count for nothing.
     #[serde(default)]
     pub(crate) auto: Option<Auto>,
 }
@@ -148,7 +151,7 @@ impl Desired {
     fn of(kind: Kind) -> Self {
         Self {
             kind,
-            over: None,
+            options: None,
             encrypted: false,
             rule: None,
             tolerant: false,
@@ -158,12 +161,12 @@ impl Desired {
 
     /// Whether its flows tolerate losses.
     fn may_lose(&self) -> bool {
-        self.tolerant || matches!(self.over.as_deref(), Some(Over::Lossy(_)))
+        self.tolerant || matches!(self.options.as_deref(), Some(CarrierOptions::Lossy(_)))
     }
 }
 
 /// What flows are to go by: a kind of carrier, with a session's parameters; `None`: their TCP connections.
-type Target = Option<(Kind, Option<Arc<Over>>)>;
+type Target = Option<(Kind, Option<Arc<CarrierOptions>>)>;
 
 /// The latest names of flows between two addresses.
 type Latest = Vec<(Desired, FlowName)>;

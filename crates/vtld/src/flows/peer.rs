@@ -78,6 +78,8 @@ struct Running {
     sent: Cell<u64>,
     received: Cell<u64>,
     watch: RefCell<Watch>,
+    /// Rate of the link layer below it, bytes/s; 0: unknown, or nobody looks.
+    link_rate: Cell<u64>,
 }
 
 /// Removes a carrier on drop, also if its task panics (in a third-party library).
@@ -214,9 +216,9 @@ impl Peer {
         let paths: Vec<_> = proving.filter_map(|carrier| carrier.path()).collect();
         let sent: u64 = paths.iter().map(|path| path.sent).sum();
         let lost: u64 = paths.iter().map(|path| path.lost).sum();
-        let most = near.saturating_mul(UNDER_LOAD).as_secs_f64() * 1e3;
+        let max = near.saturating_mul(UNDER_LOAD).as_secs_f64() * 1e3;
         let is_near =
-            sent >= PROOF && lost * CLEAN <= sent && paths.iter().all(|path| path.rtt_ms <= most);
+            sent >= PROOF && lost * CLEAN <= sent && paths.iter().all(|path| path.rtt_ms <= max);
         if is_near {
             // A host that stops being near has to prove it anew.
             self.quick.set(0);
@@ -375,7 +377,7 @@ impl Peer {
             .replace(Association::new(self.account.flow_window()));
         let mut carriers: BTreeSet<CarrierId> = core.untold_broken().collect();
         for id in self.carriers.borrow().keys() {
-            core.carrier_broken(*id, []);
+            core.carrier_broken(*id);
             carriers.insert(*id);
         }
         (core.into_flows().collect(), carriers)
@@ -725,11 +727,12 @@ impl Peer {
             sent: Cell::new(0),
             received: Cell::new(0),
             watch: RefCell::default(),
+            link_rate: Cell::new(0),
         };
         self.tell_carrier_up(id, &running);
         self.carriers.borrow_mut().insert(id, running);
         let loses = carrier.loses();
-        self.core.borrow_mut().add_carrier(id, true, loses);
+        self.core.borrow_mut().add_carrier(id, loses);
         self.follow_spread();
         // Flows return to the best carrier.
         if self.best() == Some(id) {
@@ -760,7 +763,7 @@ impl Peer {
             self.tell_carrier_down(id, running);
         }
         self.forget_over(id);
-        self.core.borrow_mut().carrier_broken(id, []);
+        self.core.borrow_mut().carrier_broken(id);
         self.follow_spread();
         // Also flows that were waiting for it.
         self.prefer_best();

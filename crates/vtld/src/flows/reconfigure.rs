@@ -182,7 +182,12 @@ impl Peer {
             following
         });
         self.confirm_one();
-        let metrics = monitor.recent(self.key.peer, STALE);
+        let mut metrics = monitor.recent(self.key.peer, STALE);
+        if when.plan.is_about_link() {
+            // Known without traffic, too.
+            let metrics = metrics.get_or_insert_default();
+            metrics.link = monitor.link_to(self.key.peer);
+        }
         self.sample(&following, metrics.as_ref());
     }
 

@@ -29,7 +29,7 @@ use super::{
     peer::Peer,
     reconfigure::{By, Following, OPENING, STALE},
 };
-use crate::{events::emit, hooker::Over};
+use crate::{events::emit, hooker::CarrierOptions};
 
 /// Maximum age of figures that a peer has told: they come once a second, behind what the path loses.
 pub(super) const TOLD_STALE: Duration = Duration::from_secs(5);
@@ -105,7 +105,10 @@ impl ByModel {
     /// What flows go by for a choice.
     pub(super) fn target(choice: Choice) -> Target {
         let graft = Self::class(choice).strip_prefix(GRAFT)?;
-        Some((Kind::Graft, Some(Over::Graft(graft.into()).into())))
+        Some((
+            Kind::Graft,
+            Some(CarrierOptions::Graft(graft.into()).into()),
+        ))
     }
 
     /// Whether BBR takes over the flows' TCP connections where the path loses packets. So also where a graft was chosen:

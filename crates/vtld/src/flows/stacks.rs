@@ -18,7 +18,7 @@ use tokio::{
 use vtl_control::{PathEvent, What};
 use vtl_proto::{
     carrier::Kind,
-    frame::{Addresses as Told, Frame, MAX_ADDRESSES},
+    frame::{Addresses as AddressesFrame, Frame, MAX_ADDRESSES},
 };
 
 use super::{
@@ -50,6 +50,19 @@ impl Flows {
         let addresses =
             addresses.get_or_insert_with(|| Addresses::start(self.limits.scope.clone()));
         Rc::clone(addresses)
+    }
+
+    /// Tells schedulers what the link layer says of each path.
+    pub(super) fn follow_links(&self, peer: &Peer) {
+        if !peer.is_spread() {
+            return;
+        }
+        let own = self.addresses().all();
+        let monitor = self.broker.monitor();
+        peer.note_link_rates(|local| {
+            let own = own.iter().find(|own| own.address == local)?;
+            monitor.link_of(own.index).rate
+        });
     }
 
     /// Keeps sessions on further paths open while flows are spread. Never returns.
@@ -134,7 +147,7 @@ impl Flows {
                 granted: Granted::freely(to),
                 local,
                 rtt: None,
-                over: peer.over(Kind::Graft),
+                options: peer.options(Kind::Graft),
                 encrypted: true,
                 path: number,
             };
@@ -168,8 +181,8 @@ impl Flows {
             let mut further = addresses.further(peer.key.local, peer.key.peer);
             further.truncate(MAX_ADDRESSES);
             if told.as_ref() != Some(&further) {
-                let entries: Vec<_> = further.iter().copied().map(Told::entry).collect();
-                let frame = Frame::Addresses(Told::new(&entries));
+                let entries: Vec<_> = further.iter().copied().map(AddressesFrame::entry).collect();
+                let frame = Frame::Addresses(AddressesFrame::new(&entries));
                 if control.say(frame).await.is_err() {
                     return;
                 }

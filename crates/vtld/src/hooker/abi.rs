@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 pub(super) use vtl_proto::intf::{
-    VTL_CC_NAME_MAX, VTL_GATEWAY_FILTERS_MAX, VTL_GATEWAY_INJECT, VTL_LEVELS, VTL_PREFIX_6,
-    VTL_RULES_MAX, VTL_SOCK_FLOW, VTL_SOCK_GAVE_UP, VTL_SOCK_OFFER, VTL_SOCK_PEER, VTL_STEER_4,
-    VTL_STEER_6, VTL_STEP_ACT, VTL_STEP_END, VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL,
-    VTL_STEP_PORT, VTL_STEP_PREFIX, VTL_STEP_USER, VTL_STEPS_MAX, VTL_SYN_MAX, VTL_WISH_NEAR,
-    VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config, vtl_endpoint, vtl_exe, vtl_flow_name,
-    vtl_four_tuple, vtl_gateway_hop, vtl_gateway_port, vtl_gateway_prefix, vtl_gateway_syn,
-    vtl_hook_config, vtl_identity, vtl_near, vtl_own_socket, vtl_step, vtl_syn,
+    VTL_CC_NAME_MAX, VTL_GATEWAY_FILTERS_MAX, VTL_GATEWAY_INJECT, VTL_LEVELS, VTL_POLICY_NEAR,
+    VTL_POLICY_PLAIN, VTL_POLICY_REQUIRE, VTL_PREFIX_6, VTL_RULES_MAX, VTL_SOCK_FLOW,
+    VTL_SOCK_GAVE_UP, VTL_SOCK_OFFER, VTL_SOCK_PEER, VTL_STEER_4, VTL_STEER_6, VTL_STEP_ACT,
+    VTL_STEP_END, VTL_STEP_EXE, VTL_STEP_GROUP, VTL_STEP_LOCAL, VTL_STEP_PORT, VTL_STEP_PREFIX,
+    VTL_STEP_USER, VTL_STEPS_MAX, VTL_SYN_MAX, vtl_carrier_config, vtl_endpoint, vtl_exe,
+    vtl_flow_name, vtl_four_tuple, vtl_gateway_hop, vtl_gateway_port, vtl_gateway_prefix,
+    vtl_gateway_syn, vtl_hook_config, vtl_identity, vtl_near, vtl_own_socket, vtl_step, vtl_syn,
 };
 
 /// Types without padding and without invalid values, which can be converted from and to bytes.

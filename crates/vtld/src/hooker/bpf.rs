@@ -268,9 +268,9 @@ impl Programs {
         })
     }
 
-    /// The socket storage in which hooks with a carrier leave the wish.
-    pub(super) fn wishes(&self) -> Result<MapHandle, HookerError> {
-        self.map("vtl_wishes")
+    /// The socket storage in which hooks with a carrier leave the policy.
+    pub(super) fn policies(&self) -> Result<MapHandle, HookerError> {
+        self.map("vtl_policies")
     }
 }
 

@@ -16,7 +16,9 @@ use vtl_proto::{
 };
 
 use super::{
-    abi::{VTL_CC_NAME_MAX, VTL_WISH_NEAR, VTL_WISH_PLAIN, VTL_WISH_REQUIRE, vtl_carrier_config},
+    abi::{
+        VTL_CC_NAME_MAX, VTL_POLICY_NEAR, VTL_POLICY_PLAIN, VTL_POLICY_REQUIRE, vtl_carrier_config,
+    },
     bpf::{self, Attached},
     error::HookerError,
 };
@@ -77,9 +79,9 @@ impl Carrier {
     }
 
     /// The kind of carrier of flows, and the session's parameters; `None`: plain TCP.
-    pub fn of_flows(&self) -> Option<(Kind, Option<Arc<Over>>)> {
-        let wish = Wish::new(self)?;
-        Some((wish.kind.unwrap_or(Kind::Graft), wish.over))
+    pub fn of_flows(&self) -> Option<(Kind, Option<Arc<CarrierOptions>>)> {
+        let policy = CarrierPolicy::new(self)?;
+        Some((policy.kind.unwrap_or(Kind::Graft), policy.options))
     }
 
     /// Whether clients of a port may use lossy carriers.
@@ -323,7 +325,7 @@ fn words(wanted: &Requirements) -> String {
 
 /// Session parameters of flows, as chosen by a hook or rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Over {
+pub enum CarrierOptions {
     /// This graft.
     Graft(GraftSpec),
     /// The highest-ranked graft that provides these services besides those that every TCP connection needs.
@@ -336,10 +338,11 @@ pub enum Over {
     Stack(GraftSpec),
 }
 
-/// The wish of a hook for its connections.
+/// The policy of a hook for its connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Wish {
-    pub(super) over: Option<Arc<Over>>,
+pub(super) struct CarrierPolicy {
+    #[serde(alias = "over")]
+    pub(super) options: Option<Arc<CarrierOptions>>,
     pub(super) kind: Option<Kind>,
     /// A carrier is required: no fallback to TCP.
     #[serde(default)]
@@ -361,84 +364,88 @@ pub(super) struct Wish {
     pub(super) tolerant: bool,
 }
 
-impl Wish {
-    /// The wish for a client's carrier by way of vtld; `None` for plain TCP, and for server ports' carriers.
+impl CarrierPolicy {
+    /// The policy for a client's carrier by way of vtld; `None` for plain TCP, and for server ports' carriers.
     pub(super) fn new(carrier: &Carrier) -> Option<Self> {
-        let mut wish = Self::default();
+        let mut policy = Self::default();
         match carrier {
             Carrier::Best => {}
             Carrier::Auto(bounds) => {
-                wish.auto = true;
-                wish.bounds = *bounds;
+                policy.auto = true;
+                policy.bounds = *bounds;
             }
-            Carrier::Graft(name) => wish.over = Some(Over::Graft(name.clone()).into()),
+            Carrier::Graft(name) => {
+                policy.options = Some(CarrierOptions::Graft(name.clone()).into());
+            }
             Carrier::Services(wanted) => {
-                wish.over = Some(Over::Services(*wanted).into());
-                wish.encrypted = wanted.required().contains(Services::ENCRYPTION);
-                wish.required = wish.encrypted;
+                policy.options = Some(CarrierOptions::Services(*wanted).into());
+                policy.encrypted = wanted.required().contains(Services::ENCRYPTION);
+                policy.required = policy.encrypted;
             }
-            Carrier::Multipath(scheduler) => wish.over = Some(Over::Spread(*scheduler).into()),
-            Carrier::Flows(kind) => wish.kind = Some(*kind),
+            Carrier::Multipath(scheduler) => {
+                policy.options = Some(CarrierOptions::Spread(*scheduler).into());
+            }
+            Carrier::Flows(kind) => policy.kind = Some(*kind),
             Carrier::Stack(spec) => {
-                wish.kind = Some(Kind::Stack);
-                wish.over = Some(Over::Stack(spec.clone()).into());
+                policy.kind = Some(Kind::Stack);
+                policy.options = Some(CarrierOptions::Stack(spec.clone()).into());
             }
             Carrier::Lossy(spec) => {
-                wish.over = Some(Over::Lossy(spec.clone()).into());
-                wish.tolerant = true;
+                policy.options = Some(CarrierOptions::Lossy(spec.clone()).into());
+                policy.tolerant = true;
             }
             Carrier::Required(must, carrier) => {
-                wish = Self::new(carrier)?;
-                wish.required = true;
-                wish.encrypted |= *must == Must::Encryption;
+                policy = Self::new(carrier)?;
+                policy.required = true;
+                policy.encrypted |= *must == Must::Encryption;
             }
             Carrier::Tolerant | Carrier::Others(..) | Carrier::Plain | Carrier::Control(_) => {
                 return None;
             }
         }
-        Some(wish)
+        Some(policy)
     }
 }
 
-/// The wishes of hooks, indexed by the number in their sockets' storage.
+/// The policies of hooks, indexed by the number in their sockets' storage.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Wishes(Vec<Wish>);
+pub(super) struct CarrierPolicies(Vec<CarrierPolicy>);
 
-impl Wishes {
-    /// The number for a carrier; [`VTL_WISH_PLAIN`] for one that bypasses vtld.
+impl CarrierPolicies {
+    /// The number for a carrier; [`VTL_POLICY_PLAIN`] for one that bypasses vtld.
     pub(super) fn number(&mut self, carrier: &Carrier) -> u32 {
-        self.number_of_wish(Wish::new(carrier))
+        self.index(CarrierPolicy::new(carrier))
     }
 
     /// The same for connections of a rule that has conditions on the path. `tolerant`: it marks them loss-tolerant.
     pub(super) fn number_of(&mut self, carrier: &Carrier, rule: Arc<str>, tolerant: bool) -> u32 {
-        self.number_of_wish(Wish::new(carrier).map(|wish| Wish {
+        self.index(CarrierPolicy::new(carrier).map(|policy| CarrierPolicy {
             rule: Some(rule),
-            tolerant: wish.tolerant || tolerant,
-            ..wish
+            tolerant: policy.tolerant || tolerant,
+            ..policy
         }))
     }
 
-    fn number_of_wish(&mut self, wish: Option<Wish>) -> u32 {
-        let Some(wish) = wish.filter(|wish| *wish != Wish::default()) else {
-            return VTL_WISH_PLAIN;
+    fn index(&mut self, policy: Option<CarrierPolicy>) -> u32 {
+        let Some(policy) = policy.filter(|policy| *policy != CarrierPolicy::default()) else {
+            return VTL_POLICY_PLAIN;
         };
-        let mark = match (wish.required, wish.auto) {
-            (true, _) => VTL_WISH_REQUIRE,
-            (false, true) => VTL_WISH_NEAR,
+        let mark = match (policy.required, policy.auto) {
+            (true, _) => VTL_POLICY_REQUIRE,
+            (false, true) => VTL_POLICY_NEAR,
             (false, false) => 0,
         };
-        let known = self.0.iter().position(|known| *known == wish);
+        let known = self.0.iter().position(|known| *known == policy);
         let index = known.unwrap_or_else(|| {
-            self.0.push(wish);
+            self.0.push(policy);
             self.0.len() - 1
         });
         (index as u32 + 1) | mark
     }
 
-    /// The wish with a number.
-    pub(super) fn get(&self, number: u32) -> Wish {
-        let index = ((number & !(VTL_WISH_REQUIRE | VTL_WISH_NEAR)) as usize).wrapping_sub(1);
+    /// The policy with a number.
+    pub(super) fn get(&self, number: u32) -> CarrierPolicy {
+        let index = ((number & !(VTL_POLICY_REQUIRE | VTL_POLICY_NEAR)) as usize).wrapping_sub(1);
         self.0.get(index).cloned().unwrap_or_default()
     }
 }
@@ -509,7 +516,7 @@ pub(super) enum At {
 }
 
 const SOCKOPS: &str = "vtl_control";
-const WISH: [&str; 2] = ["vtl_wish4", "vtl_wish6"];
+const POLICY: [&str; 2] = ["vtl_policy4", "vtl_policy6"];
 
 impl Programs {
     /// Loads the programs that the carrier needs and attaches them to the cgroup at `path`.
@@ -517,15 +524,15 @@ impl Programs {
     pub(super) fn attach(
         netns_cookie: u64,
         at: &At,
-        wish: u32,
+        policy: u32,
         control: Option<&str>,
-        wishes: &MapHandle,
+        policies: &MapHandle,
         path: &Path,
         cgroup: &File,
     ) -> Result<Self, HookerError> {
         let mut config = vtl_carrier_config {
             netns_cookie,
-            wish,
+            policy,
             ..Default::default()
         };
         if let At::Port(port) = at {
@@ -539,7 +546,7 @@ impl Programs {
         }
         let mut names = Vec::new();
         if matches!(at, At::Opened) {
-            names.extend(WISH);
+            names.extend(POLICY);
         }
         if control.is_some() {
             names.push(SOCKOPS);
@@ -550,9 +557,9 @@ impl Programs {
                 program.set_autoload(wanted);
             }
             use std::os::fd::AsFd;
-            let mut map = open.maps_mut().find(|map| map.name() == "vtl_wishes");
+            let mut map = open.maps_mut().find(|map| map.name() == "vtl_policies");
             map.as_mut()
-                .map_or(Ok(()), |map| map.reuse_fd(wishes.as_fd()))
+                .map_or(Ok(()), |map| map.reuse_fd(policies.as_fd()))
         })?;
         let links = names
             .into_iter()
@@ -704,47 +711,50 @@ mod tests {
     }
 
     #[test]
-    fn wishes__number_each_graft_once() {
-        let mut wishes = Wishes::default();
+    fn policies__number_each_graft_once() {
+        let mut policies = CarrierPolicies::default();
         let [a, b] = ["a", "b"].map(|name| Carrier::Graft(name.into()));
-        assert_eq!([&a, &b, &a].map(|c| wishes.number(c)), [1, 2, 1]);
-        assert_eq!(wishes.number(&Carrier::Plain), VTL_WISH_PLAIN);
+        assert_eq!([&a, &b, &a].map(|c| policies.number(c)), [1, 2, 1]);
+        assert_eq!(policies.number(&Carrier::Plain), VTL_POLICY_PLAIN);
         assert_eq!(
-            wishes.get(2).over.as_deref(),
-            Some(&Over::Graft("b".into()))
+            policies.get(2).options.as_deref(),
+            Some(&CarrierOptions::Graft("b".into()))
         );
         let quic = Kind::Quic;
-        assert_eq!(wishes.number(&Carrier::Flows(quic)), 3);
-        assert_eq!(wishes.get(3).kind, Some(quic));
+        assert_eq!(policies.number(&Carrier::Flows(quic)), 3);
+        assert_eq!(policies.get(3).kind, Some(quic));
         let required = |must| Carrier::Best.required(must, "").unwrap();
-        let number = wishes.number(&required(Must::Carrier));
-        assert_eq!(number, 4 | VTL_WISH_REQUIRE);
-        assert!(wishes.get(number).required && !wishes.get(number).encrypted);
-        let number = wishes.number(&required(Must::Encryption));
-        assert_eq!(number, 5 | VTL_WISH_REQUIRE);
-        assert!(wishes.get(number).required && wishes.get(number).encrypted);
+        let number = policies.number(&required(Must::Carrier));
+        assert_eq!(number, 4 | VTL_POLICY_REQUIRE);
+        assert!(policies.get(number).required && !policies.get(number).encrypted);
+        let number = policies.number(&required(Must::Encryption));
+        assert_eq!(number, 5 | VTL_POLICY_REQUIRE);
+        assert!(policies.get(number).required && policies.get(number).encrypted);
         // Connections of a rule with conditions are told from others, also without a carrier of their own.
-        let number = wishes.number_of(&Carrier::Best, "far".into(), false);
-        assert_eq!((number, wishes.number(&Carrier::Best)), (6, VTL_WISH_PLAIN));
-        assert_eq!(wishes.get(number).rule.as_deref(), Some("far"));
-        assert!(!wishes.get(number).tolerant);
+        let number = policies.number_of(&Carrier::Best, "far".into(), false);
+        assert_eq!(
+            (number, policies.number(&Carrier::Best)),
+            (6, VTL_POLICY_PLAIN)
+        );
+        assert_eq!(policies.get(number).rule.as_deref(), Some("far"));
+        assert!(!policies.get(number).tolerant);
         // Those whose carrier is chosen bypass vtld where the host is near.
-        let number = wishes.number(&Carrier::Auto(Bounds::default()));
-        assert_eq!(number, 7 | VTL_WISH_NEAR);
-        assert!(wishes.get(number).auto && !wishes.get(6).auto);
+        let number = policies.number(&Carrier::Auto(Bounds::default()));
+        assert_eq!(number, 7 | VTL_POLICY_NEAR);
+        assert!(policies.get(number).auto && !policies.get(6).auto);
         // And those with bounds from those without.
         let bounds = Bounds {
             min_throughput: Some(5_000_000),
             ..Bounds::default()
         };
-        let bounded = wishes.number(&Carrier::Auto(bounds));
-        assert_eq!(bounded, 8 | VTL_WISH_NEAR);
-        assert_eq!(wishes.get(bounded).bounds, bounds);
+        let bounded = policies.number(&Carrier::Auto(bounds));
+        assert_eq!(bounded, 8 | VTL_POLICY_NEAR);
+        assert_eq!(policies.get(bounded).bounds, bounds);
         // What may lose something is told from what may not.
-        let tolerant = wishes.number_of(&Carrier::Best, "far".into(), true);
-        assert!(tolerant == 9 && wishes.get(tolerant).tolerant);
-        for nobody in [0, 10, VTL_WISH_PLAIN] {
-            assert_eq!(wishes.get(nobody), Wish::default());
+        let tolerant = policies.number_of(&Carrier::Best, "far".into(), true);
+        assert!(tolerant == 9 && policies.get(tolerant).tolerant);
+        for nobody in [0, 10, VTL_POLICY_PLAIN] {
+            assert_eq!(policies.get(nobody), CarrierPolicy::default());
         }
     }
 
@@ -756,9 +766,9 @@ mod tests {
             Carrier::Flows(Kind::Kcp).of_flows(),
             Some((Kind::Kcp, None))
         );
-        let over = Some(Arc::new(Over::Graft("x".into())));
+        let options = Some(Arc::new(CarrierOptions::Graft("x".into())));
         let graft = Carrier::Graft("x".into());
-        assert_eq!(graft.of_flows(), Some((Kind::Graft, over)));
+        assert_eq!(graft.of_flows(), Some((Kind::Graft, options)));
     }
 
     #[test]

@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use vtl_control::CarrierSpec;
 
 use super::{
-    Handle, Hooker, carrier::Wishes, gateway, hooks::Hooked, listeners::Listeners, worker::Command,
+    Handle, Hooker, carrier::CarrierPolicies, gateway, hooks::Hooked, listeners::Listeners,
+    worker::Command,
 };
 use crate::handover::{Descriptors, Outgoing, Place};
 
@@ -45,8 +46,9 @@ pub(crate) struct Handover {
     #[serde(default)]
     steering: Vec<Place>,
     hooks: Vec<HookLeft>,
-    /// The wishes behind the numbers in sockets' storage.
-    wishes: Wishes,
+    /// The policies behind the numbers in sockets' storage.
+    #[serde(alias = "wishes")]
+    policies: CarrierPolicies,
     /// Folders for the cgroups of programs that `vtl run` has started, relative to the hierarchy's root, and their
     /// locks.
     groups: Vec<(PathBuf, Place)>,
@@ -99,7 +101,7 @@ pub(super) struct Inherited {
     /// Links of the former daemon's programs that are still attached.
     pub(super) links: Vec<OwnedFd>,
     pub(super) groups: Vec<(PathBuf, OwnedFd)>,
-    pub(super) wishes: Wishes,
+    pub(super) policies: CarrierPolicies,
 }
 
 impl Inherited {
@@ -124,7 +126,7 @@ impl Inherited {
             maps: names.into_iter().zip(all(&maps)?).collect(),
             links: all(&left.links)?,
             groups: folders.into_iter().zip(all(&locks)?).collect(),
-            wishes: left.wishes.clone(),
+            policies: left.policies.clone(),
         })
     }
 }
@@ -180,7 +182,7 @@ impl Hooker {
             maps,
             links,
             hooks,
-            wishes: shared.hooks().wishes(),
+            policies: shared.hooks().policies(),
             groups,
             proxied: Vec::new(),
         })

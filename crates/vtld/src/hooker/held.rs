@@ -19,7 +19,7 @@ use std::{
 use super::{
     Shared,
     abi::{self, vtl_syn},
-    carrier::{Over, Wish},
+    carrier::{CarrierOptions, CarrierPolicy},
     error::ConnectError,
     executable::Executable,
     gateway,
@@ -158,12 +158,12 @@ impl Table {
         if self.entries.get(ends).is_some_and(waits) {
             return true;
         }
-        let most = match is_known {
+        let max = match is_known {
             true => MAX_OF_KNOWN_NETWORK,
             false => MAX_OF_NETWORK,
         };
         let of_network = self.of_network.get(&Network::of(ends[0].ip()));
-        of_network.is_none_or(|count| *count < most)
+        of_network.is_none_or(|count| *count < max)
             && (name.number != CONTROL_CONNECTION || self.controls < MAX_CONTROLS)
     }
 }
@@ -285,14 +285,14 @@ impl Flows {
             }
             return None;
         }
-        let wish = match event.wish {
-            0 => Wish::default(),
-            wish => shared.hooks().wish(wish),
+        let policy = match event.policy {
+            0 => CarrierPolicy::default(),
+            policy => shared.hooks().policy(policy),
         };
         let ends = [app, syn.target()];
         let id = self.enter(syn, event.cookie, None)?;
         let exe = Executable::of(&event.exe);
-        let expected = shared.expect(&wish, dest, exe.as_ref());
+        let expected = shared.expect(&policy, dest, exe.as_ref());
         Some(HeldConnect(Box::new(Held {
             shared: Arc::clone(shared),
             flows: Arc::clone(self),
@@ -302,7 +302,7 @@ impl Flows {
             mark: event.mark,
             dest,
             src: app,
-            wish,
+            policy,
             exe,
             expected,
             forwarded: None,
@@ -340,9 +340,9 @@ impl Flows {
             mark: 0,
             dest,
             src,
-            wish: via.wish.clone(),
+            policy: via.policy.clone(),
             exe: None,
-            expected: shared.expect(&via.wish, dest, None),
+            expected: shared.expect(&via.policy, dest, None),
             forwarded: Some(forwarded),
             via: Some(via),
             answered: false,
@@ -458,7 +458,7 @@ struct Held {
     mark: u32,
     dest: SocketAddr,
     src: SocketAddr,
-    wish: Wish,
+    policy: CarrierPolicy,
     exe: Option<Executable>,
     expected: (Option<Profile>, Option<u8>),
     forwarded: Option<Forwarded>,
@@ -488,28 +488,28 @@ impl HeldConnect {
     }
 
     /// Session parameters from the application's hook or rule, if any.
-    pub fn over(&self) -> Option<&Arc<Over>> {
-        self.0.wish.over.as_ref()
+    pub fn options(&self) -> Option<&Arc<CarrierOptions>> {
+        self.0.policy.options.as_ref()
     }
 
     /// The rule that decided, if it has conditions on the path.
     pub fn rule(&self) -> Option<&Arc<str>> {
-        self.0.wish.rule.as_ref()
+        self.0.policy.rule.as_ref()
     }
 
     /// Whether its hook or rule marks the connection loss-tolerant.
     pub fn is_tolerant(&self) -> bool {
-        self.0.wish.tolerant
+        self.0.policy.tolerant
     }
 
     /// Whether the carrier is chosen by path and application.
     pub fn is_auto(&self) -> bool {
-        self.0.wish.auto
+        self.0.policy.auto
     }
 
     /// What the choice is to keep.
     pub fn bounds(&self) -> Bounds {
-        self.0.wish.bounds
+        self.0.policy.bounds
     }
 
     /// The profile of the application to choose by, as far as it was known when the connect came, and the carrier that it
@@ -525,17 +525,17 @@ impl HeldConnect {
 
     /// The desired kind of carrier.
     pub fn kind(&self) -> Kind {
-        self.0.wish.kind.unwrap_or(Kind::Graft)
+        self.0.policy.kind.unwrap_or(Kind::Graft)
     }
 
     /// Whether a carrier is required: no fallback to a TCP connection with the destination.
     pub fn requires_carrier(&self) -> bool {
-        self.0.wish.required
+        self.0.policy.required
     }
 
     /// Whether the carrier must be encrypted, too.
     pub fn requires_encryption(&self) -> bool {
-        self.0.wish.encrypted
+        self.0.policy.encrypted
     }
 
     /// Whether the destination is this host, as far as the local address is known.

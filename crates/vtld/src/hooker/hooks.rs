@@ -14,7 +14,7 @@ use super::{
     Shared,
     abi::vtl_hook_config,
     bpf::{Attached, CAPTURE, Programs},
-    carrier::{self, At, Carrier, Controls, Wish, Wishes},
+    carrier::{self, At, Carrier, CarrierPolicies, CarrierPolicy, Controls},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     handover::HookLeft,
@@ -102,7 +102,7 @@ pub(super) struct Hooks {
     config: vtl_hook_config,
     rules: Rules,
     controls: Controls,
-    wishes: Wishes,
+    policies: CarrierPolicies,
     hierarchy: Hierarchy,
     runs: Runs,
     interfaces: Interfaces,
@@ -118,7 +118,7 @@ impl Hooks {
         config: vtl_hook_config,
         hierarchy: Hierarchy,
         groups: Vec<(PathBuf, OwnedFd)>,
-        wishes: Wishes,
+        policies: CarrierPolicies,
         scope: Scope,
     ) -> Result<Self, HookerError> {
         let runs = Runs::new(&hierarchy, groups)?;
@@ -128,7 +128,7 @@ impl Hooks {
             config,
             rules: Rules::default(),
             controls: Controls::default(),
-            wishes,
+            policies,
             hierarchy,
             runs,
             interfaces: Interfaces::new(scope),
@@ -150,9 +150,9 @@ impl Hooks {
         self.last
     }
 
-    /// The wishes, by the numbers that sockets are marked with.
-    pub(super) fn wishes(&self) -> Wishes {
-        self.wishes.clone()
+    /// The policies, by the numbers that sockets are marked with.
+    pub(super) fn policies(&self) -> CarrierPolicies {
+        self.policies.clone()
     }
 
     fn check(&self) -> Result<(), HookerError> {
@@ -193,9 +193,9 @@ impl Hooks {
         carrier::Programs::attach(
             self.config.netns_cookie,
             at,
-            self.wishes.number(carrier),
+            self.policies.number(carrier),
             control.as_deref(),
-            &self.programs.wishes()?,
+            &self.programs.policies()?,
             path,
             &open(path)?,
         )
@@ -395,7 +395,7 @@ impl Hooks {
             programs: &self.programs,
             hierarchy: &self.hierarchy,
             controls: &mut self.controls,
-            wishes: &mut self.wishes,
+            policies: &mut self.policies,
         };
         let result = served.and_then(|()| self.rules.set(rules, paths, &mut means));
         let in_vain: Vec<u32> = if result.is_ok() {
@@ -480,9 +480,9 @@ impl Hooks {
         self.rules.refresh(paths, &self.hierarchy)
     }
 
-    /// The wish behind the number in a socket's storage.
-    pub(super) fn wish(&self, number: u32) -> Wish {
-        self.wishes.get(number)
+    /// The policy behind the number in a socket's storage.
+    pub(super) fn policy(&self, number: u32) -> CarrierPolicy {
+        self.policies.get(number)
     }
 
     pub(super) fn list(&self) -> Vec<Hook> {

@@ -67,8 +67,8 @@ use vtl_proto::carrier::Kind;
 use crate::{Scope, handover::Left};
 
 pub(crate) use beat::Pulse;
-use carrier::Wish;
-pub use carrier::{Carrier, Must, Over};
+use carrier::CarrierPolicy;
+pub use carrier::{Carrier, CarrierOptions, Must};
 pub use error::{ConnectError, HookerError};
 pub use executable::Executable;
 pub(crate) use gateway::shut_down;
@@ -143,7 +143,7 @@ pub struct ClientFlow {
     /// The TCP connection to the destination, non-blocking; the other end is the peer's vtld.
     pub peer: TcpStream,
     /// Session parameters from the application's hook or rule, if any.
-    pub over: Option<Arc<Over>>,
+    pub options: Option<Arc<CarrierOptions>>,
     /// The desired kind of carrier.
     pub kind: Kind,
     /// The rule that decided, if it has conditions on the path.
@@ -277,15 +277,15 @@ impl Shared {
     /// The profile to choose a connection's carrier by, and the one that it explores; nothing where nothing is chosen.
     fn expect(
         &self,
-        wish: &Wish,
+        policy: &CarrierPolicy,
         dest: SocketAddr,
         exe: Option<&Executable>,
     ) -> (Option<Profile>, Option<u8>) {
         let program = exe.map(|exe| exe.program);
         let source = Source { dest, program };
         // Never one with requirements.
-        let may_explore = wish.bounds.is_none() && !wish.required;
-        match wish.auto {
+        let may_explore = policy.bounds.is_none() && !policy.required;
+        match policy.auto {
             true => self.broker.expect(&source, may_explore),
             false => (None, None),
         }
@@ -513,7 +513,7 @@ impl Hooker {
             hook,
             hierarchy,
             inherited.groups,
-            inherited.wishes,
+            inherited.policies,
             config.scope.clone(),
         )?;
         let (proxy, proxy_thread) =

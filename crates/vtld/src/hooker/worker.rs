@@ -425,7 +425,7 @@ impl Worker {
         self.spoke.insert(dest);
         self.shared.broker.client(ClientFlow {
             forwarded: held.is_forwarded(),
-            over: held.over().cloned(),
+            options: held.options().cloned(),
             kind: held.kind(),
             rule: held.rule().cloned(),
             auto: held.is_auto(),

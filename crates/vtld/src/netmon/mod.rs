@@ -3,10 +3,12 @@
 //! Three threads read counters, each those of its own connections, and add what has come since to one table:
 //! `vtl-broker` sessions (`session.rs`; 10 times a second, at most 1,024 each time), `vtl-flows` other carriers and flows'
 //! own TCP connections (`carrier.rs`, `tcp.rs`; 10 times a second, at most 256 connections a second), `vtl-proxy`
-//! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`.
+//! proxied connections (once a second while they move bytes, at most 256). The estimators are `vtl_core::netmon`. What the
+//! link layer of this host says (`link_layer.rs`) is asked for where a rule or a scheduler needs it.
 
 mod carrier;
 mod exporter;
+mod link_layer;
 mod session;
 mod status;
 mod tcp;
@@ -15,15 +17,16 @@ use std::{
     collections::HashMap,
     fmt,
     net::IpAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use vtl_core::netmon::{Counters, Estimator, Metrics, Tracker, best};
+use vtl_core::netmon::{Counters, Estimator, Link, Metrics, Tracker, best};
 use vtl_proto::carrier::Kind;
 
 pub(crate) use carrier::counters as of_carrier;
 pub use exporter::{Loopback, serve};
+use link_layer::LinkLayers;
 pub(crate) use session::counters as of_session;
 pub(crate) use tcp::{MAX_READ, TcpWatch, losses, mptcp};
 
@@ -56,7 +59,7 @@ impl fmt::Display for Evidence {
 
 /// What one kind of connection has told of a path.
 #[derive(Debug)]
-struct Told {
+struct Source {
     evidence: Evidence,
     estimator: Estimator,
     /// When a connection was last read.
@@ -69,13 +72,14 @@ struct Told {
 #[derive(Debug)]
 pub struct NetMonitor {
     began: Instant,
+    links: Arc<LinkLayers>,
     hosts: Mutex<Hosts>,
 }
 
 /// What was told, by host.
 #[derive(Debug, Default)]
 struct Hosts {
-    known: HashMap<IpAddr, Vec<Told>>,
+    known: HashMap<IpAddr, Vec<Source>>,
     /// When there was no room for another one.
     full: Option<Instant>,
 }
@@ -84,6 +88,7 @@ impl Default for NetMonitor {
     fn default() -> Self {
         Self {
             began: Instant::now(),
+            links: Arc::default(),
             hosts: Mutex::default(),
         }
     }
@@ -128,7 +133,7 @@ impl NetMonitor {
             (Some(place), _) => place,
             (None, None) => return,
             (None, Some(_)) => {
-                told.push(Told {
+                told.push(Source {
                     evidence,
                     estimator: Estimator::default(),
                     read: at,
@@ -161,6 +166,17 @@ impl NetMonitor {
         Some(best(&recent)?.1)
     }
 
+    /// What the link layer says of the interface to a host. Needs a runtime.
+    pub(crate) fn link_to(&self, peer: IpAddr) -> Link {
+        let index = link_layer::interface_to(peer);
+        index.map_or_else(|_| Link::default(), |index| self.link_of(index))
+    }
+
+    /// What the link layer of an interface says. Needs a runtime.
+    pub(crate) fn link_of(&self, index: u32) -> Link {
+        self.links.latest(index)
+    }
+
     /// What one kind of connection has told, at most this long ago.
     pub(crate) fn recent_of(
         &self,
@@ -177,7 +193,7 @@ impl NetMonitor {
     }
 }
 
-impl Told {
+impl Source {
     fn is_kept(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.read) < KEPT
     }
@@ -206,7 +222,7 @@ impl Hosts {
             !told.is_empty()
         });
         if self.known.len() >= MAX_HOSTS {
-            let read = |told: &Vec<Told>| told.iter().map(|told| told.read).max();
+            let read = |told: &Vec<Source>| told.iter().map(|told| told.read).max();
             let hosts = self.known.iter();
             let hosts = hosts.filter_map(|(peer, told)| Some((read(told)?, *peer)));
             if let Some((read, first)) = hosts.min()

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vtl_control::{PathList, PathReport, PathStatus};
+use vtl_bpf::netdev;
+use vtl_control::{LinkStatus, PathList, PathReport, PathStatus};
 use vtl_core::netmon::{Metrics, best};
 
-use super::{Evidence, NetMonitor, Told, exporter::Row};
+use super::{Evidence, NetMonitor, Source, exporter::Row, link_layer};
 
 /// Maximum number of paths in one message.
 const PAGE: usize = 100;
@@ -64,9 +65,19 @@ impl NetMonitor {
             format!("nothing is known of the path to {peer}: no connection there was carried in the last ten minutes (vtl path list)")
         })
     }
+
+    /// The same, with the link layer of this host's interface. May take as long as somebody changes interfaces.
+    ///
+    /// # Errors
+    /// As [`NetMonitor::report`].
+    pub(crate) fn report_with_link(&self, peer: IpAddr) -> Result<PathReport, String> {
+        let mut report = self.report(peer)?;
+        report.link = link_layer::interface_to(peer).ok().and_then(link);
+        Ok(report)
+    }
 }
 
-fn report(peer: IpAddr, told: &[Told], now: Instant) -> Option<PathReport> {
+fn report(peer: IpAddr, told: &[Source], now: Instant) -> Option<PathReport> {
     let told: Vec<_> = told.iter().filter(|told| told.is_kept(now)).collect();
     let aged: Vec<_> = told.iter().map(|told| told.aged(now)).collect();
     let (main, metrics) = best(&aged)?;
@@ -76,6 +87,17 @@ fn report(peer: IpAddr, told: &[Told], now: Instant) -> Option<PathReport> {
         told: rows
             .map(|(told, (age, metrics))| row(peer, told.evidence, *age, metrics))
             .collect(),
+        link: None,
+    })
+}
+
+fn link(index: u32) -> Option<LinkStatus> {
+    let link = link_layer::read(index);
+    Some(LinkStatus {
+        interface: netdev::name_of(index)?,
+        medium: link.medium.map(|medium| medium.to_string()),
+        rate_mbit: link.rate.map(|rate| rate as f64 / 1e6),
+        signal_pct: link.signal.map(|signal| rounded(signal * 100.0, 1)),
     })
 }
 

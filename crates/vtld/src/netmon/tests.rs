@@ -83,17 +83,17 @@ fn note__figures_outlive_the_last_connection_by_ten_minutes() {
 fn note__hosts_are_bounded() {
     let monitor = NetMonitor::default();
     let now = Instant::now();
-    let most = MAX_HOSTS as u32;
-    for n in 0..most {
+    let max = MAX_HOSTS as u32;
+    for n in 0..max {
         note(&monitor, host(n), now + Duration::from_millis(n.into()));
     }
     // Those that were read a moment ago stay.
     let later = now + Duration::from_secs(30);
-    note(&monitor, host(most), later);
-    assert_eq!(monitor.metrics(host(most)), None);
+    note(&monitor, host(max), later);
+    assert_eq!(monitor.metrics(host(max)), None);
     let later = now + Duration::from_secs(62);
     for n in 0..5 {
-        note(&monitor, host(most + n), later);
+        note(&monitor, host(max + n), later);
     }
     assert_eq!(monitor.hosts().known.len(), MAX_HOSTS);
     assert_eq!(monitor.metrics(host(4)), None, "read first");
@@ -112,7 +112,7 @@ fn note__hosts_are_bounded() {
             break;
         }
     }
-    assert_eq!(seen, (5..most + 5).map(host).collect::<Vec<_>>());
+    assert_eq!(seen, (5..max + 5).map(host).collect::<Vec<_>>());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use vtl_proto::frame::CarrierId;
 
 use super::{Chunk, Retained, SendHalf};
-use crate::stacks::Stack;
+use crate::stacks::StackState;
 
 /// How much earlier a copy has to arrive than the chunk itself, ns.
 const WORTH_NS: u64 = 2_000_000;
@@ -15,7 +15,7 @@ const WORTH_NS: u64 = 2_000_000;
 pub struct Given {
     /// The stack's carrier.
     pub carrier: CarrierId,
-    /// Bytes of chunks that it had been given then, this one included ([`Stack::given`]).
+    /// Bytes of chunks that it had been given then, this one included ([`StackState::given`]).
     pub position: u64,
     /// When it is to arrive.
     pub due_ns: u64,
@@ -23,7 +23,7 @@ pub struct Given {
 
 impl Given {
     /// A chunk of `len` bytes, to be given to a stack now.
-    pub fn new(now_ns: u64, stack: &Stack, len: u64) -> Self {
+    pub fn new(now_ns: u64, stack: &StackState, len: u64) -> Self {
         Self {
             carrier: stack.id,
             position: stack.given + len,
@@ -82,7 +82,7 @@ impl SendHalf {
 
     /// The next chunk to be sent once more, by a stack with room that delivers it earlier: because the stack that has
     /// it is late, or, if `is_idle`, nothing new can be sent, and the flow waits for it alone. Each chunk once.
-    pub fn hasten(&self, now_ns: u64, stacks: &[Stack], is_idle: bool) -> Option<Hastened> {
+    pub fn hasten(&self, now_ns: u64, stacks: &[StackState], is_idle: bool) -> Option<Hastened> {
         if !is_idle && stacks.iter().all(|stack| !stack.is_late) {
             return None;
         }
@@ -136,7 +136,7 @@ impl SendHalf {
     }
 
     /// Whether a stack has chunks that have not arrived at the other host.
-    pub fn has_outstanding(&self, stacks: &[Stack]) -> bool {
+    pub fn has_outstanding(&self, stacks: &[StackState]) -> bool {
         let mut latest_first = self.retained.iter().rev();
         latest_first.any(|retained| self.outstanding(stacks, retained).is_some())
     }
@@ -144,9 +144,9 @@ impl SendHalf {
     /// The stack that has a chunk, and its state there, if the chunk has not arrived.
     fn outstanding<'a>(
         &self,
-        stacks: &'a [Stack],
+        stacks: &'a [StackState],
         retained: &Retained,
-    ) -> Option<(&'a Stack, Sent)> {
+    ) -> Option<(&'a StackState, Sent)> {
         let sent = retained.spread?;
         if retained.chunk.end() <= self.confirmed {
             return None;

@@ -81,8 +81,8 @@ pub(super) fn serve(mut socket: Socket, rule: &Rule) -> io::Result<()> {
             thread::sleep(PAUSE);
             continue;
         }
-        let most = socket.max_packet() as u64;
-        let message = payload::at(0, most.min(bytes - sent));
+        let max = socket.max_packet() as u64;
+        let message = payload::at(0, max.min(bytes - sent));
         socket.send_message(message)?;
         sent += message.len() as u64;
     }

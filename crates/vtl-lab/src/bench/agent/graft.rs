@@ -118,9 +118,9 @@ impl Session {
                 return Err(io::Error::other("it carries files and streams only"));
             }
         };
-        let most = self.0.max_message() as u64;
+        let max = self.0.max_message() as u64;
         let ns_per_packet = if rate_mbit > 0.0 {
-            (most + HEADERS) as f64 * 8e3 / rate_mbit
+            (max + HEADERS) as f64 * 8e3 / rate_mbit
         } else {
             0.0
         };
@@ -131,7 +131,7 @@ impl Session {
             if let Some(early) = due.checked_sub(begun.elapsed()).filter(|t| !t.is_zero()) {
                 thread::sleep(early);
             }
-            let message = payload::at(0, most.min(bytes - sent));
+            let message = payload::at(0, max.min(bytes - sent));
             self.0.send_message(message)?;
             sent += message.len() as u64;
             packets += 1;

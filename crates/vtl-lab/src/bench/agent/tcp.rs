@@ -140,8 +140,8 @@ pub(super) fn settings(socket: &OwnedFd) -> String {
     }
     for key in ["tcp_rmem", "tcp_wmem"] {
         let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{key}")).unwrap_or_default();
-        let most = text.split_whitespace().last().unwrap_or("?");
-        parts.push(format!("{key} up to {most}"));
+        let max = text.split_whitespace().last().unwrap_or("?");
+        parts.push(format!("{key} up to {max}"));
     }
     parts.join(", ")
 }

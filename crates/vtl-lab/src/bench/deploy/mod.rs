@@ -164,7 +164,7 @@ impl Report {
         };
         let mut text = String::new();
         let mut judge = |what: String, aim: f64, figures: &[(&str, f64)]| {
-            let Some((worst, most)) = figures.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else {
+            let Some((worst, max)) = figures.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else {
                 return;
             };
             let met = figures.iter().filter(|(_, ms)| *ms < aim).count();
@@ -172,7 +172,7 @@ impl Report {
             let verdict = if met == all { "met" } else { "missed" };
             text += &format!(
                 "{what}, aim: median under {aim:.0} ms: {verdict} ({met} of {all}; at most \
-                 {most:.2} ms, {worst})\n"
+                 {max:.2} ms, {worst})\n"
             );
         };
         judge(

@@ -81,8 +81,8 @@ pub(super) fn run(
         if let Some(all) = Spread::of(all) {
             for (what, value) in [
                 ("median", all.median),
-                ("least", all.least),
-                ("most", all.most),
+                ("least", all.min),
+                ("most", all.max),
             ] {
                 sheet.add(kind.clone(), what, value);
             }

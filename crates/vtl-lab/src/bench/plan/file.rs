@@ -217,7 +217,7 @@ fn transports(table: &PlanTable) -> Result<Vec<Transport>, Problem> {
         refuse_params("transports", name, |known| {
             let fits = |(key, setting): &&(String, Setting)| {
                 let fits = |p: &Parameter| match setting {
-                    Setting::Number(number) => (p.least..=p.most).contains(number),
+                    Setting::Number(number) => (p.min..=p.max).contains(number),
                     Setting::Path => [WINDOW, RATE].contains(&p.name.as_str()),
                 };
                 known.iter().find(|p| p.name == *key).is_some_and(fits)

@@ -66,7 +66,7 @@ pub(super) fn rules(
         refuse_params("carrier", &spec.name, |known| {
             let fits = |(name, value): (&String, &u32)| {
                 let found = known.iter().find(|p| p.name == *name);
-                found.is_some_and(|p| (p.least..=p.most).contains(value))
+                found.is_some_and(|p| (p.min..=p.max).contains(value))
             };
             let mut wrong = spec.params.iter().filter(|param| !fits(*param));
             wrong.next().map(|(name, _)| name.clone())

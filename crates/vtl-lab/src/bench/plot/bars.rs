@@ -55,10 +55,10 @@ impl Panel {
 
     /// Pixels of a value.
     fn scale(&self) -> impl Fn(f64) -> i32 + use<> {
-        let values = self.bars.iter().map(|bar| bar.value.most);
-        let most = values.chain(self.aim).fold(f64::MIN_POSITIVE, f64::max);
+        let values = self.bars.iter().map(|bar| bar.value.max);
+        let max = values.chain(self.aim).fold(f64::MIN_POSITIVE, f64::max);
         let room = f64::from(WIDTH - NAMES - FIGURES);
-        move |value| NAMES + (value / most * room).round() as i32
+        move |value| NAMES + (value / max * room).round() as i32
     }
 }
 
@@ -86,15 +86,15 @@ impl Bars {
                 canvas.draw(&Rectangle::new(area, color.filled()))?;
                 let at = (NAMES - 8, middle);
                 canvas.draw(&Text::new(bar.name.clone(), at, right(14)))?;
-                if bar.value.most > bar.value.least {
+                if bar.value.max > bar.value.min {
                     let spread = [
-                        (scale(bar.value.least), middle),
-                        (scale(bar.value.most), middle),
+                        (scale(bar.value.min), middle),
+                        (scale(bar.value.max), middle),
                     ];
                     canvas.draw(&PathElement::new(spread, BLACK.stroke_width(2)))?;
                 }
                 let figure = format!("{} {}", plain(bar.value.median), bar.note);
-                let at = (scale(bar.value.most) + 8, middle);
+                let at = (scale(bar.value.max) + 8, middle);
                 canvas.draw(&Text::new(figure, at, left(14)))?;
             }
             if let Some(aim) = panel.aim {

@@ -151,7 +151,7 @@ impl Grid {
         for (link, areas) in self.links.iter().zip(areas.chunks(shape.1)) {
             // What stands side by side shall be compared.
             let row = || self.panels.iter().filter(|p| p.link == *link);
-            let y = range(row(), |p| (p.y.least, p.y.most));
+            let y = range(row(), |p| (p.y.min, p.y.max));
             for panel in row() {
                 let at = self.columns.iter().position(|at| *at == panel.column);
                 let area = &areas[at.expect("it is one of them")];
@@ -231,8 +231,8 @@ impl Panel {
             chart.draw_series(LineSeries::new(line, style.stroke_width(2)))?;
             let marks = whole().map(|p| Circle::new((p.x, p.y.median), 3, style.filled()));
             chart.draw_series(marks)?;
-            for point in whole().filter(|p| p.y.most > p.y.least) {
-                let bar = [(point.x, point.y.least), (point.x, point.y.most)];
+            for point in whole().filter(|p| p.y.max > p.y.min) {
+                let bar = [(point.x, point.y.min), (point.x, point.y.max)];
                 chart.draw_series([PathElement::new(bar, style.stroke_width(1))])?;
             }
             let cut = points.iter().filter(|p| p.cut);

@@ -180,13 +180,13 @@ fn time_by_size(title: &str, rows: &[&Row]) -> Option<Picture> {
         .filter(|r| r.workload == "file" && !r.cut)
         .copied()
         .collect();
-    let least = rows.iter().map(|r| r.loss_pct).reduce(f64::min)?;
+    let min = rows.iter().map(|r| r.loss_pct).reduce(f64::min)?;
     let bytes = |row: &Row| {
-        let size = row.size.filter(|_| row.loss_pct == least)?;
+        let size = row.size.filter(|_| row.loss_pct == min)?;
         Some(size as f64)
     };
     Some(Picture {
-        title: format!("{title}: completion time at {least} % loss"),
+        title: format!("{title}: completion time at {min} % loss"),
         x: Axis {
             label: "size",
             logarithmic: true,
@@ -316,11 +316,11 @@ impl Picture {
             }
         };
         let x = range(&mut points().map(|p| p.x), &self.x);
-        let y = range(&mut points().map(|p| p.y.most), &self.y);
+        let y = range(&mut points().map(|p| p.y.max), &self.y);
         let changes = self.changes.iter().filter(|at| x.contains(at));
         let changes: Vec<_> = changes.map(|at| [(*at, y.start), (*at, y.end)]).collect();
-        let least = points().map(|p| p.y.least).fold(f64::INFINITY, f64::min);
-        let y_log = (least.max(1e-9) / 1.25)..y.end;
+        let min = points().map(|p| p.y.min).fold(f64::INFINITY, f64::min);
+        let y_log = (min.max(1e-9) / 1.25)..y.end;
         match (self.x.logarithmic, self.y.logarithmic) {
             (false, false) => self.chart(&canvas, x, y, &changes)?,
             (true, false) => self.chart(&canvas, x.log_scale(), y, &changes)?,
@@ -376,8 +376,8 @@ impl Picture {
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 20, y)], color.stroke_width(3))
                 });
-            for p in line.iter().filter(|p| p.y.most > p.y.least) {
-                let bar = [(p.x, p.y.least), (p.x, p.y.most)];
+            for p in line.iter().filter(|p| p.y.max > p.y.min) {
+                let bar = [(p.x, p.y.min), (p.x, p.y.max)];
                 chart.draw_series([PathElement::new(bar, color.stroke_width(1))])?;
             }
             // Marks would hide a line of many points.

@@ -57,7 +57,7 @@ pub(super) fn composed(title: &str, rows: &[&Row]) -> Option<Bars> {
     let mut panels = Vec::new();
     let losses = distinct(files.iter().map(|r| r.loss_pct));
     let sizes = distinct(files.iter().filter_map(|r| r.size));
-    let most = sizes.iter().max()?;
+    let max = sizes.iter().max()?;
     for loss in losses {
         for bytes in &sizes {
             let here = files.iter().copied();
@@ -65,11 +65,11 @@ pub(super) fn composed(title: &str, rows: &[&Row]) -> Option<Bars> {
                 .filter(|r| r.loss_pct == loss && r.size == Some(*bytes))
                 .collect();
             // Mice are for their time, elephants for their rate.
-            let (what, unit) = match bytes == most {
+            let (what, unit) = match bytes == max {
                 true => ("goodput", "Mbit/s"),
                 false => ("completion time", "ms"),
             };
-            let value = |r: &Row| match bytes == most {
+            let value = |r: &Row| match bytes == max {
                 true => r.goodput_mbps,
                 false => Some(r.fct_s? * 1e3),
             };

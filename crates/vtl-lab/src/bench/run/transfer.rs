@@ -276,9 +276,9 @@ impl<'a> Stage<'a> {
         match &self.cell.workload {
             // The last blocks arrive after the time is over.
             Workload::Stream { seconds, .. } => {
-                let most = seconds + GRACE_S / 2.0;
+                let max = seconds + GRACE_S / 2.0;
                 let limit = Some(self.cell.time_limit_s).filter(|limit| limit >= seconds);
-                limit.map_or(most, |limit| limit.min(most))
+                limit.map_or(max, |limit| limit.min(max))
             }
             Workload::Compete { seconds, .. }
             | Workload::Flows {

@@ -2,12 +2,8 @@
 
 use super::*;
 
-fn range(initial: u32, least: u32, most: u32) -> ParamRange {
-    ParamRange {
-        initial,
-        least,
-        most,
-    }
+fn range(initial: u32, min: u32, max: u32) -> ParamRange {
+    ParamRange { initial, min, max }
 }
 
 #[test]

@@ -99,8 +99,8 @@ impl ControlBroker {
             Question::Describe { name, reply } => {
                 let _ = reply.send(unread.map_or_else(|| self.describe(&name), Err));
             }
-            Question::Carries { over, reply } => {
-                let _ = reply.send(unread.map_or_else(|| self.pool.carries(&over), Err));
+            Question::Carries { options, reply } => {
+                let _ = reply.send(unread.map_or_else(|| self.pool.carries(&options), Err));
             }
         }
     }

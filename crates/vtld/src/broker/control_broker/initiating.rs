@@ -32,7 +32,7 @@ use super::{
         peers::{Exit, Next},
         random_token,
         raw::{self, Received, Via},
-        session::{self, Aware, Keying, Wish},
+        session::{self, Aware, Keying, SessionRequest},
     },
     ControlBroker,
     opening::aware,
@@ -45,20 +45,20 @@ const DAMAGED: &str = "udp-lite";
 const LOCK_TRIES: u32 = 50;
 
 impl ControlBroker {
-    pub(super) fn connect(&mut self, request: Connect) {
+    pub(super) fn connect(&mut self, connect: Connect) {
         let Connect {
             owner,
             to,
-            ref wish,
+            ref request,
             ref reply,
-        } = request;
+        } = connect;
         let (peer, succeeds) = match to {
             Destination::Peer { port: 0, .. } => {
                 let _ = reply.send(Err("there is no port 0: name another one".into()));
                 return;
             }
             Destination::Peer { host, port } => (SocketAddr::new(host, port), None),
-            Destination::Successor { succeeds } => match self.to_be_succeeded(succeeds, wish) {
+            Destination::Successor { succeeds } => match self.to_be_succeeded(succeeds, request) {
                 Ok(peer) => (peer, Some(succeeds.sid)),
                 Err(error) => {
                     let _ = reply.send(Err(error));
@@ -75,12 +75,12 @@ impl ControlBroker {
             Ok(false)
         } else {
             self.rings_ready(peer.ip())
-                .and_then(|rings| Ok(self.candidate_ready(wish)? && rings))
+                .and_then(|rings| Ok(self.candidate_ready(request)? && rings))
         };
         match ready {
             Ok(true) => {}
             Ok(false) => {
-                self.parking.keep(request);
+                self.parking.keep(connect);
                 return;
             }
             Err(error) => {
@@ -89,7 +89,7 @@ impl ControlBroker {
             }
         }
         let shared = reply.clone();
-        let opened = self.open(peer.ip(), peer.port(), wish, succeeds, |rings| {
+        let opened = self.open(peer.ip(), peer.port(), request, succeeds, |rings| {
             aware(owner, rings, Some(shared))
         });
         if let Err(error) = opened {
@@ -98,7 +98,11 @@ impl ControlBroker {
     }
 
     /// Peer address and port of a session to be succeeded.
-    fn to_be_succeeded(&self, of: SessionKey, wish: &Wish) -> Result<SocketAddr, String> {
+    fn to_be_succeeded(
+        &self,
+        of: SessionKey,
+        request: &SessionRequest,
+    ) -> Result<SocketAddr, String> {
         let session = self.sessions.get(of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
@@ -109,7 +113,7 @@ impl ControlBroker {
         if !session.is_open() {
             return Err("the session has ended".into());
         }
-        if wish.stateless {
+        if request.stateless {
             self.may_be_cut(of.sid).map_err(|why| why.to_string())?;
         }
         Ok((session.peer, session.port).into())
@@ -117,8 +121,8 @@ impl ControlBroker {
 
     /// Whether the first candidate, which most peers choose, is deployed; otherwise the answer to NEGO would
     /// have to wait for it.
-    fn candidate_ready(&mut self, wish: &Wish) -> Result<bool, String> {
-        let first = self.pool.candidates(wish)?[0].gid;
+    fn candidate_ready(&mut self, request: &SessionRequest) -> Result<bool, String> {
+        let first = self.pool.candidates(request)?[0].gid;
         self.graft_ready(first)
     }
 
@@ -137,12 +141,12 @@ impl ControlBroker {
     ///
     /// # Errors
     /// Why there is none for sessions, in a sentence.
-    fn way_to(&self, peer: IpAddr, wish: &Wish) -> Result<(IpAddr, u32), String> {
+    fn way_to(&self, peer: IpAddr, request: &SessionRequest) -> Result<(IpAddr, u32), String> {
         if peer.is_loopback() || peer.is_unspecified() || peer.is_multicast() {
             return Err(format!("{peer} is not another host"));
         }
-        let (local, mtu) =
-            raw::route(peer, wish.from).map_err(|e| format!("there is no route to {peer}: {e}"))?;
+        let (local, mtu) = raw::route(peer, request.from)
+            .map_err(|e| format!("there is no route to {peer}: {e}"))?;
         if !self.config.scope.leads_to(peer, local, 0) {
             return Err(format!(
                 "{peer} is behind an interface that VTL is not for (vtld --interface)"
@@ -156,16 +160,16 @@ impl ControlBroker {
         &mut self,
         peer: IpAddr,
         port: u16,
-        wish: &Wish,
+        request: &SessionRequest,
         succeeds: Option<u32>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
     ) -> Result<u32, String> {
         if self.stopping {
             return Err("the daemon is stopping".into());
         }
-        let (local, mtu) = self.way_to(peer, wish)?;
-        let mut grafts = self.candidates(wish, port)?;
-        let stated = self.bounded(peer, port, wish, &mut grafts)?;
+        let (local, mtu) = self.way_to(peer, request)?;
+        let mut grafts = self.candidates(request, port)?;
+        let stated = self.bounded(peer, port, request, &mut grafts)?;
         let mut gids: Vec<u16> = grafts.iter().map(|g| g.gid).collect();
         gids.truncate(intf::VTL_NEGO_GRAFTS as usize);
         let preferred = gids.clone();
@@ -191,7 +195,7 @@ impl ControlBroker {
         // A successor of a sealed session is sealed, and has the same peer.
         let expected = succeeds.and_then(|sid| self.sessions.get(sid)?.agreed());
         let expected = expected.map(|agreed| agreed.peer);
-        let seals = expected.is_some() || self.seals(wish, port) && takes_seals(&grafts);
+        let seals = expected.is_some() || self.seals(request, port) && takes_seals(&grafts);
         let mut early = if succeeds.is_none() && room && !seals {
             self.peers
                 .take_early(peer, port, now, encapsulations[0], &mut gids, reliable)
@@ -203,7 +207,7 @@ impl ControlBroker {
             early = None;
         }
         let rtt = self.peers.rtt(peer);
-        let offered = self.pool.offered(&gids, wish, rtt);
+        let offered = self.pool.offered(&gids, request, rtt);
         let max_payload = max_payload(mtu, peer, Encapsulation::Native);
         let max_payload = self.peers.payload(peer, now, max_payload);
         let next = early.as_ref().map(|next| Early {
@@ -219,7 +223,7 @@ impl ControlBroker {
             ring_slots,
             max_payload,
             port,
-            services: wish.wanted.required(),
+            services: request.wanted.required(),
             grafts: offered,
             known_rtt: rtt,
             encapsulations,
@@ -227,7 +231,7 @@ impl ControlBroker {
             ticket,
             early: next,
             succeeds: succeeded,
-            stateless: wish.stateless,
+            stateless: request.stateless,
         };
         let lifecycle = |sid, token, slots| {
             let negotiation = Initiator::new(offer(sid, slots), now, token);
@@ -240,10 +244,10 @@ impl ControlBroker {
         if port_there != 0 {
             session.port_there = port_there;
         }
-        session.is_beside = wish.from.is_some();
+        session.is_beside = request.from.is_some();
         session.bounds = SessionBounds::new(stated).map(Box::new);
         session.preferred = preferred;
-        session.required = wish.wanted.required();
+        session.required = request.wanted.required();
         session.asked = session.required;
         session.expected = expected;
         if expected.is_some() {
@@ -270,12 +274,12 @@ impl ControlBroker {
         &self,
         peer: IpAddr,
         port: u16,
-        wish: &Wish,
+        request: &SessionRequest,
         grafts: &mut [GraftInfo],
     ) -> Result<Bounds, String> {
         let stated = match port {
             GRAFT_PORT => Bounds::default(), // flows have none, or their own
-            _ => bounds::of(&wish.wanted.qos),
+            _ => bounds::of(&request.wanted.qos),
         };
         if let Some(path) = self.monitor.recent(peer, bounds::KNOWN) {
             bounds::choose(&stated, peer, &path, grafts)?;
@@ -284,21 +288,21 @@ impl ControlBroker {
     }
 
     /// The grafts to offer; never empty.
-    fn candidates(&self, wish: &Wish, port: u16) -> Result<Vec<GraftInfo>, String> {
-        let mut grafts = self.pool.candidates(wish)?;
-        if self.seals(wish, port) && grafts.iter().any(|graft| graft.name != DAMAGED) {
+    fn candidates(&self, request: &SessionRequest, port: u16) -> Result<Vec<GraftInfo>, String> {
+        let mut grafts = self.pool.candidates(request)?;
+        if self.seals(request, port) && grafts.iter().any(|graft| graft.name != DAMAGED) {
             grafts.retain(|graft| graft.name != DAMAGED);
         }
-        match wish.wanted.required().contains(Services::ENCRYPTION) && !takes_seals(&grafts) {
+        match request.wanted.required().contains(Services::ENCRYPTION) && !takes_seals(&grafts) {
             true => Err(format!("packets of graft \"{DAMAGED}\" cannot be sealed")),
             false => Ok(grafts),
         }
     }
 
     /// Whether to ask for keys.
-    fn seals(&self, wish: &Wish, port: u16) -> bool {
-        let wanted = wish.wanted.required() | wish.wanted.prefer;
-        let unwanted = wish.wanted.avoid | wish.wanted.prohibit;
+    fn seals(&self, request: &SessionRequest, port: u16) -> bool {
+        let wanted = request.wanted.required() | request.wanted.prefer;
+        let unwanted = request.wanted.avoid | request.wanted.prohibit;
         let is_for_flows = port == GRAFT_PORT && self.config.seals_flows;
         wanted.contains(Services::ENCRYPTION)
             || is_for_flows && !unwanted.contains(Services::ENCRYPTION)

@@ -47,16 +47,16 @@ impl ControlBroker {
         let acknowledged = !services.intersection(tells).is_empty();
         let now = now_ns();
         let (peer, encapsulation) = (session.peer, entry.encapsulation());
-        let most = self.peers.payload(peer, now, max_payload) - encapsulation.overhead();
+        let max = self.peers.payload(peer, now, max_payload) - encapsulation.overhead();
         let mtu = session
             .long_messages
-            .then(|| PathMtu::new(peer, encapsulation, most, acknowledged, now));
+            .then(|| PathMtu::new(peer, encapsulation, max, acknowledged, now));
         let is_initiator = session.lifecycle.is_initiator();
         session.path.begin(now, encapsulation, is_initiator, mtu);
-        if most < max_payload {
-            session.set_path(most);
+        if max < max_payload {
+            session.set_path(max);
             if graft.is_some_and(|g| g.halves) {
-                entry.set_path(most);
+                entry.set_path(max);
             }
         }
     }
@@ -117,7 +117,7 @@ impl ControlBroker {
                     self.send_size(sid, intf::VTL_F_ACK_NOW, payload + LONGER, 0);
                 }
             }
-            Step::Reduce(most) => self.reduce(sid, now, most),
+            Step::Reduce(max) => self.reduce(sid, now, max),
         }
     }
 
@@ -208,7 +208,7 @@ impl ControlBroker {
         let udp_port = Via::Udp(session.port_there);
         let (ifindex, rtt) = (entry.ifindex(), entry.measured_rtt());
         let rtt_ns = rtt.unwrap_or(INITIAL_RTT).as_nanos() as u64;
-        let most = self.peers.payload(session.peer, now, entry.max_payload());
+        let max = self.peers.payload(session.peer, now, entry.max_payload());
         let Some(session) = self.sessions.get_mut(sid) else {
             return;
         };
@@ -223,7 +223,7 @@ impl ControlBroker {
         };
         let asked = |encapsulation: Encapsulation| {
             (
-                most - encapsulation.overhead(),
+                max - encapsulation.overhead(),
                 via_of(encapsulation, udp_port),
             )
         };
@@ -254,24 +254,24 @@ impl ControlBroker {
         }
     }
 
-    /// Reduces the payload of a session's packets to `most` bytes. Larger packets already written are
+    /// Reduces the payload of a session's packets to `max` bytes. Larger packets already written are
     /// fragmented, if the graft can. Other grafts cannot retransmit them: where losses are allowed they are
     /// lost, otherwise the session fails.
-    fn reduce(&mut self, sid: u32, now: u64, most: u16) {
+    fn reduce(&mut self, sid: u32, now: u64, max: u16) {
         let table = self.plane.sessions();
         let (Some(session), Some(entry)) = (self.sessions.get(sid), table.get(sid)) else {
             return;
         };
         let peer = session.peer;
-        tracing::info!(%peer, payload = most, "session: path MTU reduced");
-        session.set_path(most);
+        tracing::info!(%peer, payload = max, "session: path MTU reduced");
+        session.set_path(max);
         self.peers
-            .note_path(peer, most + session.path.encapsulation().overhead(), now);
+            .note_path(peer, max + session.path.encapsulation().overhead(), now);
         let gid = entry.snapshot().gid;
         let graft = self.plane.grafts().find(|g| g.gid == gid);
         let acknowledged = session.path.is_acknowledged();
         if graft.is_some_and(|g| g.halves) {
-            entry.set_path(most);
+            entry.set_path(max);
             entry.probe(); // retransmits what is in flight at once, without waiting for the timeout
             self.shards.due(sid);
         } else if acknowledged {

@@ -36,17 +36,17 @@ const MANY: usize = 256;
 const RUNNING: Duration = Duration::from_secs(10);
 
 impl ControlBroker {
-    /// Slots to use with this peer, at most `most`; `None` if the path is unknown.
-    fn slots_for(&self, peer: IpAddr, most: u32) -> Option<u32> {
+    /// Slots to use with this peer, at most `max`; `None` if the path is unknown.
+    fn slots_for(&self, peer: IpAddr, max: u32) -> Option<u32> {
         let crowd = self.sessions.len() >= CROWD;
         let rtt = self.peers.rtt(peer)?;
-        Some(ring_pool::slots_for(rtt, most, crowd))
+        Some(ring_pool::slots_for(rtt, max, crowd))
     }
 
     /// Size in slots of the rings for a session with this peer.
     pub(super) fn wanted_slots(&self, peer: IpAddr) -> u32 {
-        let most = self.config.ring_slots;
-        let wanted = self.slots_for(peer, most).unwrap_or(ring_pool::FAR);
+        let max = self.config.ring_slots;
+        let wanted = self.slots_for(peer, max).unwrap_or(ring_pool::FAR);
         if self.sessions.len() < MANY {
             return wanted;
         }
@@ -56,8 +56,8 @@ impl ControlBroker {
 
     /// Slots to use of a session's rings.
     pub(super) fn usable_slots(&self, session: &Session) -> u32 {
-        let most = session.rings.slots;
-        self.slots_for(session.peer, most).unwrap_or(most)
+        let max = session.rings.slots;
+        self.slots_for(session.peer, max).unwrap_or(max)
     }
 
     /// Whether rings for [`ControlBroker::create`] are in the pool. If not, some are being made, and

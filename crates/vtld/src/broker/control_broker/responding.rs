@@ -109,10 +109,10 @@ impl ControlBroker {
 
     /// Whether a host's quota allows another session: the last quarter of the places is for networks with few.
     fn has_room_for(&self, peer: IpAddr) -> bool {
-        let most = self.config.max_sessions;
+        let max = self.config.max_sessions;
         let all = self.sessions.len();
-        all < most - most / 4
-            || all < most && self.sessions.of_network(Network::of(peer)) < most / 16 + 1
+        all < max - max / 4
+            || all < max && self.sessions.of_network(Network::of(peer)) < max / 16 + 1
     }
 
     /// Whether the peer may open a successor of that session. If both do at the same time, the session's

@@ -36,10 +36,10 @@ pub(super) struct Wakeups {
 }
 
 impl Wakeups {
-    /// Creates a table for `most` files, at most this process's limit of open files.
-    pub(super) fn new(most: u32) -> Self {
+    /// Creates a table for `max` files, at most this process's limit of open files.
+    pub(super) fn new(max: u32) -> Self {
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
-        let places = most.min(files.try_into().unwrap_or(u32::MAX));
+        let places = max.min(files.try_into().unwrap_or(u32::MAX));
         let made = IoUring::new(BATCH).and_then(|ring| {
             ring.submitter().register_files_sparse(places)?;
             Ok(ring)

@@ -26,7 +26,7 @@ use super::{
         peer::Peer,
     },
     Carrier, HANDSHAKE, Link, Local, Refused, Taking,
-    layered::{self, Inbox, Layers},
+    layered::{self, CarrierLayers, Inbox},
 };
 
 /// Size of the send queue, bytes: short, so that a new flow does not wait behind seconds of another's bytes.
@@ -405,7 +405,7 @@ impl Link for Framed {
         self: Box<Self>,
         peer: Rc<Peer>,
         opened: Option<CarrierId>,
-        layers: Layers,
+        layers: CarrierLayers,
     ) -> Local<'static, ()> {
         Box::pin(async move {
             let mut reader = Reader::default();

@@ -24,7 +24,7 @@ use super::{
     conversations::{Conversations, DATAGRAM, Protocol, Start, Talk, number},
     framed::{Arrived, Out},
     library::Opened,
-    stack::Layers,
+    stack::UdpLayers,
 };
 use crate::panics;
 
@@ -97,7 +97,7 @@ enum Ended {
 pub(super) struct Driver {
     talk: Talk,
     /// The layers between KCP and UDP, if it is a stack's.
-    layers: Option<Layers>,
+    layers: Option<UdpLayers>,
     control: kcp::Kcp<Outbox>,
     outbox: Outbox,
     began: Instant,
@@ -116,16 +116,16 @@ pub(super) struct Driver {
 
 impl Driver {
     /// `layers`: those between KCP and UDP.
-    pub(super) fn new(talk: Talk, start: &Start, layers: Option<Layers>) -> io::Result<Self> {
+    pub(super) fn new(talk: Talk, start: &Start, layers: Option<UdpLayers>) -> io::Result<Self> {
         let outbox = Outbox::default();
         let mut control = kcp::Kcp::new_stream(number(start.token), outbox.clone());
-        let mtu = layers.as_ref().map_or(talk.mtu(), Layers::capacity);
+        let mtu = layers.as_ref().map_or(talk.mtu(), UdpLayers::capacity);
         control.set_mtu(mtu).map_err(io::Error::other)?;
         control.set_wndsize(WINDOW, WINDOW);
         control.set_nodelay(true, INTERVAL, RESEND, false);
         // Fast retransmission is to come before the timeout, which collapses the window.
-        let least = start.rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
-        control.set_rx_minrto(least.as_millis() as u32);
+        let min = start.rtt.map_or(MIN_RTO, |rtt| MIN_RTO.max(2 * rtt));
+        control.set_rx_minrto(min.as_millis() as u32);
         if start.opener == Side::Local {
             let shown = control.send(&preamble::token(start.token));
             shown.map_err(io::Error::other)?;
@@ -154,7 +154,7 @@ impl Driver {
                 break ended;
             }
             let next = self.began + Duration::from_millis(self.next_ms());
-            let due = self.layers.as_ref().and_then(Layers::next_timeout);
+            let due = self.layers.as_ref().and_then(UdpLayers::next_timeout);
             tokio::select! {
                 () = pipe.work.notified() => {}
                 () = pipe.taken(), if self.control.peeksize().is_ok() => {}
@@ -239,8 +239,8 @@ impl Driver {
         let has_news = self.receive().await;
         self.read()?;
         let mut has_more = false;
-        let most = self.max_waiting();
-        while self.control.wait_snd() < most
+        let max = self.max_waiting();
+        while self.control.wait_snd() < max
             && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.talk.pipe().next()
         {
             let before = self.control.wait_snd();

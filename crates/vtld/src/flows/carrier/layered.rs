@@ -39,7 +39,7 @@ const WAITING: usize = 64;
 
 /// The layers over a carrier.
 #[derive(Clone)]
-pub(in super::super) struct Layers {
+pub(in super::super) struct CarrierLayers {
     /// The endpoint of stacks, whose process has the layers; `None`: it cannot be started.
     pub(in super::super) endpoint: Option<Rc<dyn Endpoint>>,
     /// What this host, which opens the carrier, wants over it; `None`: nothing.
@@ -137,7 +137,7 @@ pub(super) async fn serve(
     lower: Rc<dyn Carrier>,
     peer: Rc<Peer>,
     id: CarrierId,
-    layers: Layers,
+    layers: CarrierLayers,
     inbox: Rc<Inbox>,
     receiving: impl Future<Output = ()>,
 ) {
@@ -191,7 +191,7 @@ pub(super) async fn serve(
 }
 
 /// Opens layers: this host says what they are, or takes what the peer says.
-async fn open(lower: &dyn Carrier, layers: Layers, inbox: &Inbox) -> Result<Filter, String> {
+async fn open(lower: &dyn Carrier, layers: CarrierLayers, inbox: &Inbox) -> Result<Filter, String> {
     match &layers.to_open {
         Some(text) => {
             let filter = made(lower, &layers, text).await?;
@@ -237,7 +237,7 @@ async fn open(lower: &dyn Carrier, layers: Layers, inbox: &Inbox) -> Result<Filt
 }
 
 /// Has the process of stacks make layers over a carrier.
-async fn made(lower: &dyn Carrier, layers: &Layers, text: &str) -> Result<Filter, String> {
+async fn made(lower: &dyn Carrier, layers: &CarrierLayers, text: &str) -> Result<Filter, String> {
     let description: Description = text
         .parse()
         .map_err(|unfit: vtl_core::layers::Unfit| unfit.to_string())?;

@@ -31,7 +31,7 @@ use nix::sys::socket::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use vtl_control::CarrierPath;
-use vtl_core::{flow::Chunk, stacks::Stack};
+use vtl_core::{flow::Chunk, stacks::StackState};
 use vtl_pool::key::PublicKey;
 use vtl_proto::{
     carrier::Kind,
@@ -39,13 +39,13 @@ use vtl_proto::{
     keys::Secret,
 };
 
-pub(super) use layered::Layers;
+pub(super) use layered::CarrierLayers;
 use process::Filter;
 
 use super::peer::Peer;
 use crate::{
     broker::{self, random},
-    hooker::Over,
+    hooker::CarrierOptions,
     stacks,
 };
 
@@ -137,7 +137,7 @@ pub(super) trait Carrier {
     fn chunk(&self, flow: FlowId, chunk: Chunk) -> Taking<'_>;
 
     /// Its state for the schedulers of flows that are spread over several; `None`: it takes no part.
-    fn stack(&self, _id: CarrierId) -> Option<Stack> {
+    fn stack(&self, _id: CarrierId) -> Option<StackState> {
         None
     }
 
@@ -196,7 +196,7 @@ pub(super) trait Link {
         self: Box<Self>,
         peer: Rc<Peer>,
         opened: Option<CarrierId>,
-        layers: Layers,
+        layers: CarrierLayers,
     ) -> Local<'static, ()>;
 
     /// Whether the peer, which has opened it, has said that layers are over it.
@@ -238,7 +238,7 @@ pub(super) struct ToOpen {
     /// The path's round-trip time, measured by TCP.
     pub(super) rtt: Option<Duration>,
     /// Session parameters, for a graft.
-    pub(super) over: Option<Arc<Over>>,
+    pub(super) options: Option<Arc<CarrierOptions>>,
     /// Encryption is required.
     pub(super) encrypted: bool,
     /// Number of the path; 0: that of the flows' own connections, from the route's address.

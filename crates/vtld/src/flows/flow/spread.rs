@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 use vtl_core::{
     flow::{Chunk, Flow, Given, Next},
-    stacks::{Backlog, MAX_CHUNK, Picks, Schedule, Stack, scheduler},
+    stacks::{Backlog, MAX_CHUNK, Picks, Schedule, StackState, scheduler},
 };
 use vtl_proto::{
     carrier::Scheduler,
@@ -77,7 +77,7 @@ impl Shares {
 }
 
 /// A carrier as a stack.
-type Stacked = (Rc<dyn Carrier>, Stack);
+type Stacked = (Rc<dyn Carrier>, StackState);
 
 impl Mover<'_> {
     /// Sends the next chunk by one of the stacks, or waits for a change. `path`: the path that the flow has without them.
@@ -251,6 +251,6 @@ impl Mover<'_> {
     }
 }
 
-fn states(stacks: &[Stacked]) -> Vec<Stack> {
+fn states(stacks: &[Stacked]) -> Vec<StackState> {
     stacks.iter().map(|(_, stack)| *stack).collect()
 }

@@ -19,7 +19,7 @@ use super::{
     super::{Desired, Target, flow::State, select::Direction},
     Peer, counts,
 };
-use crate::hooker::Over;
+use crate::hooker::CarrierOptions;
 
 /// Reason shown for flows on the preferred carrier,
 const BEST: &str = "the best carrier that there is";
@@ -44,9 +44,9 @@ pub(super) struct Choice {
     /// What a condition of the rule, or the model, has the flows go by; `None`: neither, so the desired carrier.
     target: RefCell<Option<Target>>,
     /// The parameters of sessions that this host has opened, if they have any.
-    overs: RefCell<BTreeMap<CarrierId, Arc<Over>>>,
+    options_by_carrier: RefCell<BTreeMap<CarrierId, Arc<CarrierOptions>>>,
     /// The stack that a command has had opened.
-    stack: RefCell<Option<Arc<Over>>>,
+    stack: RefCell<Option<Arc<CarrierOptions>>>,
     /// The carrier that served last: flows stay there until another one is up.
     serving: Cell<Option<CarrierId>>,
     /// The carrier that the peer prefers, if it has opened the association, and the one before, for as long as that is
@@ -141,7 +141,7 @@ impl Peer {
     /// Whether what the flows are to go by is up.
     pub(in super::super) fn has_target(&self) -> bool {
         match self.target() {
-            Some(Some((kind, over))) => self.latest_of(kind, over.as_ref()).is_some(),
+            Some(Some((kind, options))) => self.latest_of(kind, options.as_ref()).is_some(),
             Some(None) => true,
             None => false,
         }
@@ -152,9 +152,9 @@ impl Peer {
         if self.key.opener == Side::Peer {
             return self.choice.prefers_spread.get();
         }
-        let (_, over) = self.target()??;
-        match over.as_deref() {
-            Some(Over::Spread(scheduler)) => Some(*scheduler),
+        let (_, options) = self.target()??;
+        match options.as_deref() {
+            Some(CarrierOptions::Spread(scheduler)) => Some(*scheduler),
             _ => None,
         }
     }
@@ -167,16 +167,16 @@ impl Peer {
     fn desired_target(&self) -> Option<Target> {
         self.with_desired(|desired| match desired.auto {
             Some(_) => None,
-            None => Some((desired.kind, desired.over.clone())),
+            None => Some((desired.kind, desired.options.clone())),
         })
     }
 
     /// Session parameters for a carrier of this kind that is to be opened.
-    pub(in super::super) fn over(&self, kind: Kind) -> Option<Arc<Over>> {
+    pub(in super::super) fn options(&self, kind: Kind) -> Option<Arc<CarrierOptions>> {
         let targets = [self.target(), self.desired_target()];
         let mut of_kind = targets.into_iter().flatten().flatten();
         match of_kind.find(|(of, _)| *of == kind) {
-            Some((_, over)) => over,
+            Some((_, options)) => options,
             None if kind == Kind::Stack => self.choice.stack.borrow().clone(),
             None => None,
         }
@@ -186,28 +186,35 @@ impl Peer {
     ///
     /// # Errors
     /// They do.
-    pub(super) fn want_stack(&self, over: Arc<Over>) -> Result<(), String> {
-        match self.over(Kind::Stack) {
-            Some(other) if other != over => {
+    pub(super) fn want_stack(&self, options: Arc<CarrierOptions>) -> Result<(), String> {
+        match self.options(Kind::Stack) {
+            Some(other) if other != options => {
                 Err("the association has another stack already, and one only".into())
             }
             _ => {
-                self.choice.stack.replace(Some(over));
+                self.choice.stack.replace(Some(options));
                 Ok(())
             }
         }
     }
 
     /// Notes the session parameters of a carrier that this host has opened.
-    pub(in super::super) fn note_over(&self, carrier: CarrierId, over: Option<Arc<Over>>) {
-        if let Some(over) = over {
-            self.choice.overs.borrow_mut().insert(carrier, over);
+    pub(in super::super) fn note_options(
+        &self,
+        carrier: CarrierId,
+        options: Option<Arc<CarrierOptions>>,
+    ) {
+        if let Some(options) = options {
+            self.choice
+                .options_by_carrier
+                .borrow_mut()
+                .insert(carrier, options);
         }
     }
 
     /// Forgets the session parameters of a carrier that has ended.
     pub(in super::super) fn forget_over(&self, carrier: CarrierId) {
-        self.choice.overs.borrow_mut().remove(&carrier);
+        self.choice.options_by_carrier.borrow_mut().remove(&carrier);
     }
 
     /// Kind of carrier that the flows are to go by.
@@ -218,7 +225,9 @@ impl Peer {
     /// Whether a carrier of the kind is needed and none is up.
     pub(in super::super) fn needs(&self, kind: Kind) -> bool {
         let lacks = |target: &Option<Target>| match target {
-            Some(Some((of, over))) if *of == kind => self.latest_of(kind, over.as_ref()).is_none(),
+            Some(Some((of, options))) if *of == kind => {
+                self.latest_of(kind, options.as_ref()).is_none()
+            }
             _ => false,
         };
         let target = self.target();
@@ -237,9 +246,9 @@ impl Peer {
     }
 
     /// The latest carrier of the kind with these session parameters. Those of the peer's are unknown.
-    fn latest_of(&self, kind: Kind, over: Option<&Arc<Over>>) -> Option<CarrierId> {
-        let overs = self.choice.overs.borrow();
-        self.latest_that(|id, of| of == Some(kind) && overs.get(&id) == over)
+    fn latest_of(&self, kind: Kind, options: Option<&Arc<CarrierOptions>>) -> Option<CarrierId> {
+        let options_by_carrier = self.choice.options_by_carrier.borrow();
+        self.latest_that(|id, of| of == Some(kind) && options_by_carrier.get(&id) == options)
     }
 
     fn latest_that(&self, is_it: impl Fn(CarrierId, Option<Kind>) -> bool) -> Option<CarrierId> {
@@ -264,8 +273,8 @@ impl Peer {
             return Some(path);
         }
         let latest = |target: Option<Target>| {
-            let (kind, over) = target??;
-            self.latest_of(kind, over.as_ref())
+            let (kind, options) = target??;
+            self.latest_of(kind, options.as_ref())
         };
         let target = self.target();
         if target == Some(None) {
@@ -528,8 +537,8 @@ impl Peer {
         }
         let all = Profile::ALL.into_iter().zip(carried);
         let shown = all.filter_map(|(profile, bytes)| Some((profile, bytes?)));
-        let most = shown.max_by_key(|(_, [sent, received])| sent.saturating_add(*received));
-        most.map(|(profile, _)| profile)
+        let max = shown.max_by_key(|(_, [sent, received])| sent.saturating_add(*received));
+        max.map(|(profile, _)| profile)
     }
 
     /// Notes the bytes that a flow has sent and received by its end.

@@ -10,7 +10,7 @@ use vtl_proto::{
     frame::{CarrierId, FlowId, Side},
 };
 
-use crate::{hooker::Over, stacks};
+use crate::{hooker::CarrierOptions, stacks};
 
 use super::{super::flow::State, Peer, Running, choice::MODEL};
 
@@ -91,7 +91,7 @@ impl Peer {
             && self.key.opener == Side::Local
         {
             stacks::resolve(&spec)?;
-            self.want_stack(Over::Stack(spec).into())?;
+            self.want_stack(CarrierOptions::Stack(spec).into())?;
         }
         if let Some(id) = self.latest(kind) {
             return Ok(id);

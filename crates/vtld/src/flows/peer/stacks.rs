@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{task::spawn_local, time::sleep};
 use vtl_control::FlowStack;
-use vtl_core::stacks::{Stack, Told, Turns};
+use vtl_core::stacks::{PeerAddresses, StackState, Turns};
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{Addresses, CarrierId, FlowId, Side};
 
@@ -27,7 +27,7 @@ pub(super) struct Stacks {
     /// The peer's further addresses, once it has told them: it knows several paths.
     told: RefCell<Option<Vec<IpAddr>>>,
     /// Those that it has told in the life of the association.
-    admitted: RefCell<Told>,
+    admitted: RefCell<PeerAddresses>,
     /// Changes with them.
     version: Cell<u64>,
     /// Flows were spread when that was looked at last.
@@ -54,12 +54,22 @@ impl Peer {
     }
 
     /// The carriers that flows are spread over, and their state.
-    pub(in super::super) fn stacks(&self) -> Vec<(Rc<dyn Carrier>, Stack)> {
+    pub(in super::super) fn stacks(&self) -> Vec<(Rc<dyn Carrier>, StackState)> {
         let carriers = self.carriers.borrow();
         let stacks = carriers.iter().filter_map(|(id, running)| {
             Some((Rc::clone(&running.carrier), stack_of(*id, running)?))
         });
         stacks.collect()
+    }
+
+    /// Notes what the link layer below each carrier says. `of`: its rate at the interface with an address of this host,
+    /// bit/s.
+    pub(in super::super) fn note_link_rates(&self, of: impl Fn(IpAddr) -> Option<u64>) {
+        for running in self.carriers.borrow().values() {
+            let between = running.carrier.between();
+            let rate = between.and_then(|(local, _)| of(local)).unwrap_or(0);
+            running.link_rate.set(rate / 8);
+        }
     }
 
     /// The stacks of a flow, for commands; none if it is not spread.
@@ -235,7 +245,10 @@ impl Peer {
 }
 
 /// The state of a carrier; `None`: it takes no part, as lossy ones, which do not say what they have lost.
-fn stack_of(id: CarrierId, running: &Running) -> Option<Stack> {
+fn stack_of(id: CarrierId, running: &Running) -> Option<StackState> {
     let carrier = Some(&running.carrier).filter(|carrier| !carrier.loses());
-    carrier?.stack(id)
+    Some(StackState {
+        link_rate: running.link_rate.get(),
+        ..carrier?.stack(id)?
+    })
 }

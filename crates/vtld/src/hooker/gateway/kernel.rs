@@ -42,7 +42,7 @@ const LISTEN: &str = "vtl_gateway_listen";
 /// Maps shared with the Hooker's programs.
 const SHARED: [&str; 8] = [
     "vtl_captured",
-    "vtl_wishes",
+    "vtl_policies",
     "vtl_locals",
     "vtl_plain",
     "vtl_near",

@@ -33,7 +33,7 @@ use vtl_proto::frame::FlowName;
 use super::{
     Hooker, Shared,
     abi::{self, VTL_GATEWAY_FILTERS_MAX, VTL_SYN_MAX, vtl_gateway_syn},
-    carrier::{Carrier, Wish},
+    carrier::{Carrier, CarrierPolicy},
     error::HookerError,
     held::{self, Forwarded, HeldConnect},
     packet::SynPacket,
@@ -75,14 +75,14 @@ pub struct GatewayListed {
 
 struct Entry {
     gateway: Gateway,
-    wish: Wish,
+    policy: CarrierPolicy,
     carried: Arc<AtomicU64>,
 }
 
 /// The gateway of a held connect, and its way.
 pub(super) struct Via {
     /// What it leaves by, if it leaves by a hop.
-    pub(super) wish: Wish,
+    pub(super) policy: CarrierPolicy,
     /// Count connections, one for each of its hops.
     pub(super) carried: Vec<Arc<AtomicU64>>,
     /// Index of the interface that its SYN would have left by.
@@ -154,7 +154,8 @@ impl Gateways {
         if filters + gateway.to.len().max(gateway.ports.len()) > VTL_GATEWAY_FILTERS_MAX as usize {
             return Err(HookerError::TooManyFilters(VTL_GATEWAY_FILTERS_MAX));
         }
-        let Some(wish) = Wish::new(&gateway.carrier).filter(|wish| !wish.required) else {
+        let Some(policy) = CarrierPolicy::new(&gateway.carrier).filter(|policy| !policy.required)
+        else {
             return Err(HookerError::NotForGateways(gateway.carrier.to_string()));
         };
         let accepts = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept");
@@ -170,7 +171,7 @@ impl Gateways {
         self.load(shared, Vec::new())?;
         self.entries.push(Entry {
             gateway,
-            wish,
+            policy,
             carried: Arc::default(),
         });
         let followed = self.follow(shared);
@@ -269,7 +270,7 @@ pub(super) fn hold(
     let is_onward = event.onward != 0;
     let hops = [event.ifindex, event.out];
     let mut via = Via {
-        wish: Wish::default(),
+        policy: CarrierPolicy::default(),
         carried: Vec::new(),
         exit: event.out,
         is_onward,
@@ -277,19 +278,24 @@ pub(super) fn hold(
     let mut gateways = shared.gateways();
     for hop in &hops[..1 + usize::from(is_onward)] {
         if let Some(entry) = gateways.of(*hop) {
-            via.wish = entry.wish.clone();
+            via.policy = entry.policy.clone();
             via.carried.push(Arc::clone(&entry.carried));
         }
     }
     drop(gateways);
-    if let Some(wish) = wish_of_rule(shared, &syn, &via, forwarded) {
-        via.wish = wish;
+    if let Some(policy) = policy_of_rule(shared, &syn, &via, forwarded) {
+        via.policy = policy;
     }
     flows.hold_forwarded(shared, syn, via, forwarded)
 }
 
 /// What a rule says a connection is to travel by that leaves by a hop.
-fn wish_of_rule(shared: &Shared, syn: &SynPacket, via: &Via, forwarded: Forwarded) -> Option<Wish> {
+fn policy_of_rule(
+    shared: &Shared,
+    syn: &SynPacket,
+    via: &Via,
+    forwarded: Forwarded,
+) -> Option<CarrierPolicy> {
     let leaves = forwarded == Forwarded::Inside || via.is_onward;
     let rules = shared.forwarding();
     if !leaves || rules.is_empty() {

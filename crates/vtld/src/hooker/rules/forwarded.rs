@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{About, Prefix, Profile, Rule};
-use crate::hooker::carrier::Wish;
+use crate::hooker::carrier::CarrierPolicy;
 
 /// The conditions of such a rule: of each kind that is named, one must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Forwards {
 struct ForwardRule {
     name: String,
     matches: Forwards,
-    wish: Wish,
+    policy: CarrierPolicy,
     /// Connections matched.
     matched: Arc<AtomicU64>,
 }
@@ -99,15 +99,15 @@ impl ForwardRules {
                 return None;
             };
             let named = rule.when.is_some().then(|| rule.name.as_str().into());
-            let wish = Wish {
+            let policy = CarrierPolicy {
                 rule: named,
-                ..Wish::new(carrier)?
+                ..CarrierPolicy::new(carrier)?
             };
             let same = (former.0.iter()).find(|it| it.name == rule.name && it.matches == *matches);
             Some(ForwardRule {
                 name: rule.name.clone(),
                 matches: matches.clone(),
-                wish,
+                policy,
                 matched: same.map_or_else(Arc::default, |it| Arc::clone(&it.matched)),
             })
         };
@@ -119,11 +119,11 @@ impl ForwardRules {
     }
 
     /// What a connection is to travel by, as the first rule that matches says; counts it.
-    pub(in crate::hooker) fn decide(&self, connection: &Forwarding<'_>) -> Option<Wish> {
+    pub(in crate::hooker) fn decide(&self, connection: &Forwarding<'_>) -> Option<CarrierPolicy> {
         let mut all = self.0.iter();
         let rule = all.find(|rule| rule.matches.mismatch(connection).is_none())?;
         rule.matched.fetch_add(1, Ordering::Relaxed);
-        Some(rule.wish.clone())
+        Some(rule.policy.clone())
     }
 
     /// Connections that a rule has matched; `None`: it is not about forwarded ones.
@@ -158,8 +158,8 @@ mod tests {
     #[test]
     fn decide__the_first_rule_that_matches_a_flow_or_a_hop() {
         let all = ForwardRules::new(&rules(&format!("{FLOW}{HOP}")), &ForwardRules::default());
-        let wish = |via: &str, from: &str, to: &str| all.decide(&connection(via, from, to));
-        let quic = wish("wan0", "10.1.0.2:4000", "10.2.0.2:80").expect("the flow");
+        let policy = |via: &str, from: &str, to: &str| all.decide(&connection(via, from, to));
+        let quic = policy("wan0", "10.1.0.2:4000", "10.2.0.2:80").expect("the flow");
         assert!(quic.kind.is_some());
         for (via, from, to) in [
             ("wan0", "10.1.0.2:4001", "10.2.0.2:80"),
@@ -168,14 +168,14 @@ mod tests {
             ("wan0", "10.1.0.2:4000", "10.2.0.3:80"),
             ("wan1", "10.1.0.2:4000", "10.2.0.2:80"),
         ] {
-            let hop = wish(via, from, to).expect("the hop");
+            let hop = policy(via, from, to).expect("the hop");
             assert!(
-                hop.over.is_some() && hop.kind.is_none(),
+                hop.options.is_some() && hop.kind.is_none(),
                 "{via} {from} {to}"
             );
         }
-        assert!(wish("lan0", "10.1.0.2:4000", "10.2.0.2:80").is_none());
-        assert!(wish("wan0", "10.1.0.2:4000", "10.3.0.2:80").is_none());
+        assert!(policy("lan0", "10.1.0.2:4000", "10.2.0.2:80").is_none());
+        assert!(policy("wan0", "10.1.0.2:4000", "10.3.0.2:80").is_none());
         assert_eq!(
             [all.matched("flow"), all.matched("hop")],
             [Some(1), Some(5)]

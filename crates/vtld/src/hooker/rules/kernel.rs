@@ -26,7 +26,7 @@ const IDENTIFY: &str = "vtl_identify";
 const SHARED: [&str; 8] = [
     "vtl_captured",
     "vtl_exes",
-    "vtl_wishes",
+    "vtl_policies",
     "vtl_locals",
     "vtl_plain",
     "vtl_near",

@@ -32,9 +32,9 @@ pub(super) use when::plans;
 pub use when::{Plans, When};
 
 use super::{
-    abi::{VTL_RULES_MAX, VTL_WISH_PLAIN, vtl_hook_config, vtl_step, wide},
+    abi::{VTL_POLICY_PLAIN, VTL_RULES_MAX, vtl_hook_config, vtl_step, wide},
     bpf::Programs,
-    carrier::{Carrier, Controls, Wishes},
+    carrier::{Carrier, CarrierPolicies, Controls},
     cgroup::Hierarchy,
     error::{HookerError, lacks_descriptors},
 };
@@ -137,12 +137,12 @@ impl FromStr for Prefix {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| NoPrefix)?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
+        let max = if address.is_ipv4() { 32 } else { 128 };
         let bits = match bits {
             Some(bits) => bits.parse().map_err(|_| NoPrefix)?,
-            None => most,
+            None => max,
         };
-        match bits <= most {
+        match bits <= max {
             true => Ok(Self::new(address, bits)),
             false => Err(NoPrefix),
         }
@@ -345,7 +345,7 @@ pub(super) struct Means<'a> {
     pub(super) programs: &'a Programs,
     pub(super) hierarchy: &'a Hierarchy,
     pub(super) controls: &'a mut Controls,
-    pub(super) wishes: &'a mut Wishes,
+    pub(super) policies: &'a mut CarrierPolicies,
 }
 
 impl Rules {
@@ -438,7 +438,7 @@ impl Rules {
         let Some(kernel) = &self.kernel else {
             return Ok(());
         };
-        // Never too long: as many steps as before.
+        // Never too long: as many steps as before, as what is absent has its own.
         let Some(steps) = steps(&mut self.loaded, paths, kernel, hierarchy) else {
             return Ok(());
         };
@@ -510,7 +510,7 @@ fn act(
     means: &mut Means<'_>,
 ) -> Result<Act, HookerError> {
     let mut act = Act {
-        wish: VTL_WISH_PLAIN,
+        policy: VTL_POLICY_PLAIN,
         place,
         ..Default::default()
     };
@@ -518,11 +518,11 @@ fn act(
         Action::Bypass => {}
         Action::Carry(carrier) if let Some(when) = &rule.when => {
             let name = rule.name.as_str().into();
-            act.wish = means.wishes.number_of(carrier, name, when.tolerant);
+            act.policy = means.policies.number_of(carrier, name, when.tolerant);
         }
-        Action::Carry(Carrier::Best) => act.wish = 0,
+        Action::Carry(Carrier::Best) => act.policy = 0,
         Action::Carry(carrier) => {
-            act.wish = means.wishes.number(carrier);
+            act.policy = means.policies.number(carrier);
             if let Carrier::Control(name) = carrier {
                 act.control = means.controls.named(name)?;
             }
@@ -553,9 +553,9 @@ fn steps(
             if known.is_none() {
                 missing.push(path.clone());
             }
-            known.map(|(id, device)| Test::Exe { id, device })
+            known.map_or(Test::ABSENT, |(id, device)| Test::Exe { id, device })
         };
-        let exes: Vec<_> = matches.exe.iter().filter_map(&mut exe).collect();
+        let exes: Vec<_> = matches.exe.iter().map(&mut exe).collect();
         let mut group = |path: &PathBuf| {
             let id = paths.groups.get(path).copied().flatten();
             let below = hierarchy.depth(path);
@@ -564,9 +564,9 @@ fn steps(
             if known.is_none() {
                 missing.push(path.clone());
             }
-            known.map(|(id, level)| Test::Group { id, level })
+            known.map_or(Test::ABSENT, |(id, level)| Test::Group { id, level })
         };
-        let groups: Vec<_> = matches.cgroup.iter().filter_map(&mut group).collect();
+        let groups: Vec<_> = matches.cgroup.iter().map(&mut group).collect();
         let ports = |range: &RangeInclusive<u16>| Test::Port(*range.start(), *range.end());
         let prefix = |prefix: &Prefix| {
             let (address, bits) = prefix.wide();

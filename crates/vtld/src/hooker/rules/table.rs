@@ -25,10 +25,19 @@ pub(super) enum Test {
     },
 }
 
+impl Test {
+    /// In place of a file or cgroup that is not there: holds for no process. With its step the table is as long as
+    /// when it appears, so that what was accepted once keeps its room.
+    pub(super) const ABSENT: Self = Self::Exe {
+        id: 0,
+        device: u32::MAX,
+    };
+}
+
 /// The action of the programs on a connection that a rule matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Act {
-    pub(super) wish: u32,
+    pub(super) policy: u32,
     /// Index of its counter.
     pub(super) place: u32,
     /// Congestion control, by its name in the kernel; empty = the system's.
@@ -87,7 +96,7 @@ fn chain(steps: &mut Vec<vtl_step>, entries: &[&Entry]) {
         }
         let mut step = vtl_step {
             kind: VTL_STEP_ACT,
-            arg: entry.act.wish,
+            arg: entry.act.policy,
             hit: entry.act.place,
             ..Default::default()
         };

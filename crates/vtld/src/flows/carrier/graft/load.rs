@@ -1,4 +1,4 @@
-//! What a session says of itself to schedulers ([`Stack`]), and where its chunks have got to.
+//! What a session says of itself to schedulers ([`StackState`]), and where its chunks have got to.
 
 use std::{
     cell::{Cell, RefCell},
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vtl_core::{flow::Chunk, stacks::Stack};
+use vtl_core::{flow::Chunk, stacks::StackState};
 use vtl_proto::frame::{CarrierId, FlowId, HEADER};
 
 use super::{moving::Graft, session::Session};
@@ -151,7 +151,7 @@ impl Sending {
 }
 
 impl Graft {
-    pub(super) fn state(&self, id: CarrierId) -> Option<Stack> {
+    pub(super) fn state(&self, id: CarrierId) -> Option<StackState> {
         let loads = &self.loads;
         let sending = self.session.sending()?;
         let tx = self.session.tx.borrow();
@@ -167,11 +167,12 @@ impl Graft {
             srtt => srtt,
         };
         let patience = srtt + SLACK + (4 * sending.rtt_variance).max(srtt / 4);
-        Some(Stack {
+        Some(StackState {
             id,
             path: loads.path(),
             rtt_ns: srtt.as_nanos() as u64,
             rate,
+            link_rate: 0,
             unacked: (sending.in_flight + unsent) * payload,
             has_room: u128::from(unsent) < may_wait.max(MIN_UNSENT.into()),
             is_late: loads.is_late(sending.acks, sending.unacknowledged, patience),

@@ -42,10 +42,10 @@ use super::{
         socket::watch,
     },
     Arrivals, Carrier, Endpoint, Grantor, HANDSHAKE, Link, Local, Shown, ToOpen,
-    layered::{self, Inbox, Layers},
+    layered::{self, CarrierLayers, Inbox},
 };
 use crate::{
-    broker::{self, Doorbell, Owner, wish},
+    broker::{self, Doorbell, Owner, session_request},
     network::{Network, Waiting},
 };
 use moving::Graft;
@@ -167,7 +167,7 @@ impl Endpoint for Sessions {
         let ToOpen {
             granted,
             rtt,
-            over,
+            options,
             encrypted,
             path,
             local,
@@ -186,12 +186,12 @@ impl Endpoint for Sessions {
             let watch = Arc::downgrade(&waits);
             let asked = spawn_blocking(move || {
                 let gone = || watch.strong_count() == 0;
-                let mut wish = wish(over.as_deref());
-                wish.from = (path != 0).then_some(local);
+                let mut request = session_request(options.as_deref());
+                request.from = (path != 0).then_some(local);
                 if encrypted {
-                    wish.wanted.services = wish.wanted.services | Services::ENCRYPTION;
+                    request.wanted.services = request.wanted.services | Services::ENCRYPTION;
                 }
-                let granted = owned.broker.connect(owned.owner, to, &wish, gone)?;
+                let granted = owned.broker.connect(owned.owner, to, &request, gone)?;
                 Ok::<_, String>(Opened { granted, owned })
             });
             let began = Instant::now();
@@ -340,7 +340,7 @@ impl Link for Ready {
         self: Box<Self>,
         peer: Rc<Peer>,
         opened: Option<CarrierId>,
-        layers: Layers,
+        layers: CarrierLayers,
     ) -> Local<'static, ()> {
         Box::pin(async move {
             let (graft, session) = (&self.graft, &self.graft.session);

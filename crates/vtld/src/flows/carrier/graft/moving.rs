@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, interval},
 };
 use vtl_control::CarrierPath;
-use vtl_core::{flow::Chunk, stacks::Stack};
+use vtl_core::{flow::Chunk, stacks::StackState};
 use vtl_proto::{
     carrier::Kind,
     frame::{CarrierId, FlowId, Frame, FrameError, HEADER},
@@ -82,7 +82,7 @@ impl Carrier for Graft {
         })
     }
 
-    fn stack(&self, id: CarrierId) -> Option<Stack> {
+    fn stack(&self, id: CarrierId) -> Option<StackState> {
         self.state(id)
     }
 
@@ -222,11 +222,11 @@ impl Graft {
             if tx.closed().is_some() {
                 return;
             }
-            let most = tx.max_payload();
+            let max = tx.max_payload();
             let first = tx.next();
             while count < room {
                 let number = first + count as u64;
-                let packet = &mut tx.slot(count as u64)[..most];
+                let packet = &mut tx.slot(count as u64)[..max];
                 let len = self.next(packet, number, &mut taken);
                 if len == 0 {
                     break;
@@ -511,12 +511,12 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Size in bytes of the leading whole frames that fit into `most`. They are this host's own, and short.
-pub(in super::super) fn whole(frames: &[u8], most: usize) -> usize {
+/// Size in bytes of the leading whole frames that fit into `max`. They are this host's own, and short.
+pub(in super::super) fn whole(frames: &[u8], max: usize) -> usize {
     let mut rest = frames;
     let mut len = 0;
     while !rest.is_empty() && Frame::take(&mut rest).is_ok() {
-        if frames.len() - rest.len() > most {
+        if frames.len() - rest.len() > max {
             break;
         }
         len = frames.len() - rest.len();

@@ -48,7 +48,7 @@ use super::{
     library::{Certificate, Layering, Opening},
     secret, socket,
 };
-use crate::{broker::random_token, hooker::Over, stacks};
+use crate::{broker::random_token, hooker::CarrierOptions, stacks};
 pub use child::run;
 pub use confine::drop_privileges;
 pub(in super::super) use filter::Filter;
@@ -316,11 +316,11 @@ impl Endpoint for Remote {
             granted,
             local,
             rtt,
-            over,
+            options,
             ..
         } = opening;
         let is_encrypted = self.is_encrypted(granted.crypto.as_bytes());
-        let layering = layering(over.as_deref(), is_encrypted);
+        let layering = layering(options.as_deref(), is_encrypted);
         let opening = Opening {
             to: granted.to,
             token: granted.token,
@@ -367,8 +367,8 @@ impl Endpoint for Remote {
 }
 
 /// What the stack to be opened consists of; `None`: the carrier is none.
-fn layering(over: Option<&Over>, is_encrypted: bool) -> io::Result<Option<Layering>> {
-    let Some(Over::Stack(spec)) = over else {
+fn layering(options: Option<&CarrierOptions>, is_encrypted: bool) -> io::Result<Option<Layering>> {
+    let Some(CarrierOptions::Stack(spec)) = options else {
         return Ok(None);
     };
     let stacks::ToOpen {

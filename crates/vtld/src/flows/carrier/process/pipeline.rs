@@ -35,7 +35,7 @@ enum Ended {
 }
 
 /// Layers, and what waits in front of them.
-struct Layers {
+struct FilterTask {
     pipeline: Pipeline,
     began: Instant,
     control: VecDeque<Bytes>,
@@ -48,7 +48,7 @@ struct Layers {
     held: usize,
 }
 
-impl Layers {
+impl FilterTask {
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -138,7 +138,7 @@ impl Layers {
         control.or_else(|| self.chunks.pop_front())
     }
 
-    /// When [`Layers::turn`] is due, if nothing happens before.
+    /// When [`FilterTask::turn`] is due, if nothing happens before.
     fn due(&self) -> Option<Instant> {
         // What waits for credit is due with that.
         if self.credit <= 0 && self.pipeline.backlog() > 0 {
@@ -154,7 +154,7 @@ pub(super) async fn run(channel: Channel, pipeline: Pipeline) {
     let mut first = BytesMut::new();
     let frame = pipeline.capacity() as u32;
     emit(&mut first, Tag::Opened, &frame.to_le_bytes());
-    let layers = Layers {
+    let layers = FilterTask {
         pipeline,
         began: Instant::now(),
         control: VecDeque::new(),
@@ -174,7 +174,7 @@ pub(super) async fn run(channel: Channel, pipeline: Pipeline) {
     }
 }
 
-async fn moved(channel: &Channel, mut layers: Layers) -> Result<(), Ended> {
+async fn moved(channel: &Channel, mut layers: FilterTask) -> Result<(), Ended> {
     loop {
         let due = layers.due();
         let mut out = BytesMut::new();

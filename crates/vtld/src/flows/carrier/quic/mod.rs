@@ -53,7 +53,7 @@ const MIN_AHEAD: u64 = 1 << 20;
 struct Window {
     connection: Connection,
     /// Its upper bound.
-    most: u32,
+    max: u32,
     size: Cell<u32>,
     /// Bytes delivered since it grew, and when the last ones were.
     taken: Cell<u64>,
@@ -62,10 +62,10 @@ struct Window {
 
 impl Window {
     /// The window of a new connection.
-    fn of(connection: &Connection, most: u32) -> Rc<Self> {
+    fn of(connection: &Connection, max: u32) -> Rc<Self> {
         Rc::new(Self {
             connection: connection.clone(),
-            most,
+            max,
             size: Cell::new(endpoint::FIRST_WINDOW),
             taken: Cell::new(0),
             latest: Cell::new(Instant::now()),
@@ -80,7 +80,7 @@ impl Window {
         let window = self.size.get();
         if taken >= u64::from(window / 2) {
             self.taken.set(0);
-            self.set(window.saturating_mul(2).min(self.most));
+            self.set(window.saturating_mul(2).min(self.max));
         }
     }
 
@@ -89,11 +89,11 @@ impl Window {
     fn ease(&self, rtt: Duration) {
         let part = TICK.as_secs_f64() / rtt.max(TICK).as_secs_f64() / 4.0;
         let eased = (f64::from(self.size.get()) * (1.0 - part)) as u32;
-        let least = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
+        let min = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
             true => endpoint::FIRST_WINDOW,
             false => endpoint::MIN_WINDOW,
         };
-        self.set(eased.max(least.min(self.size.get())));
+        self.set(eased.max(min.min(self.size.get())));
     }
 
     fn set(&self, window: u32) {

@@ -57,23 +57,23 @@ impl Layered {
 
 /// What a stack's task tells of it.
 #[derive(Default)]
-struct Told {
+struct TaskState {
     path: Option<CarrierPath>,
     memory: u64,
 }
 
-type Telling = Rc<RefCell<Told>>;
+type SharedTaskState = Rc<RefCell<TaskState>>;
 
 impl Protocol for Layered {
     const MIN_PACKET: usize = HEAD;
 
     fn begin(&self, talk: Talk, start: Start) -> io::Result<Opened> {
         let pipe = Rc::clone(talk.pipe());
-        let telling = Telling::default();
-        let (of_path, of_memory) = (Rc::clone(&telling), Rc::clone(&telling));
+        let task_state = SharedTaskState::default();
+        let (of_path, of_memory) = (Rc::clone(&task_state), Rc::clone(&task_state));
         let outside = Rc::clone(&self.outside);
         spawn_local(panics::isolated(async move {
-            run(talk, start, telling, &outside).await;
+            run(talk, start, task_state, &outside).await;
         }));
         Ok(Opened {
             pipe,
@@ -102,7 +102,7 @@ fn has_room(pipeline: &Pipeline) -> Result<(), String> {
 }
 
 /// The task of a stack: opens it, and moves its packets until it ends.
-async fn run(talk: Talk, start: Start, telling: Telling, outside: &Outside) {
+async fn run(talk: Talk, start: Start, task_state: SharedTaskState, outside: &Outside) {
     let peer = talk.peer();
     let until = Instant::now() + HANDSHAKE;
     let opened = async {
@@ -119,11 +119,11 @@ async fn run(talk: Talk, start: Start, telling: Telling, outside: &Outside) {
         }
         Err(_) => return,
     };
-    telling.borrow_mut().memory = description.memory() * DATAGRAM as u64;
+    task_state.borrow_mut().memory = description.memory() * DATAGRAM as u64;
     talk.note_heard();
     match description.carrier() {
         "kcp" => {
-            telling.borrow_mut().memory += kcp::MEMORY;
+            task_state.borrow_mut().memory += kcp::MEMORY;
             // Fails only if the layers leave no room for KCP.
             match kcp::Driver::new(talk, &start, Some(layers)) {
                 Ok(driver) => driver.run().await,
@@ -132,7 +132,7 @@ async fn run(talk: Talk, start: Start, telling: Telling, outside: &Outside) {
                 }
             }
         }
-        _ => udp::Driver::new(talk, layers, telling).run().await,
+        _ => udp::Driver::new(talk, layers, task_state).run().await,
     }
 }
 
@@ -156,7 +156,7 @@ async fn propose(
     start: &Start,
     layering: &Layering,
     outside: &Outside,
-) -> Result<(Description, Layers), String> {
+) -> Result<(Description, UdpLayers), String> {
     let (description, layers) = built(talk, start, outside, &layering.layers, layering.rate)?;
     let setup = Message::Setup {
         token: start.token,
@@ -187,7 +187,7 @@ async fn answer(
     talk: &Talk,
     start: &Start,
     outside: &Outside,
-) -> Result<(Description, Layers), String> {
+) -> Result<(Description, UdpLayers), String> {
     loop {
         let (token, rate, text) = next(talk, |message| match message {
             Message::Setup {
@@ -225,12 +225,12 @@ fn built(
     outside: &Outside,
     text: &str,
     rate: u32,
-) -> Result<(Description, Layers), String> {
+) -> Result<(Description, UdpLayers), String> {
     let (description, made) = outside.build(text, start.rtt, false)?;
     let rate = (rate > 0).then(|| u64::from(rate) * 1000);
     let pipeline = Pipeline::new(made, talk.mtu() - HEAD, talk.overhead() + HEAD, rate);
     has_room(&pipeline)?;
-    let layers = Layers {
+    let layers = UdpLayers {
         pipeline,
         began: Instant::now(),
         number: number(start.token).to_le_bytes(),
@@ -247,7 +247,7 @@ fn message(number: [u8; NUMBER], message: Message<'_>) -> Bytes {
 }
 
 /// The layers of a stack, over UDP.
-pub(super) struct Layers {
+pub(super) struct UdpLayers {
     pipeline: Pipeline,
     began: Instant,
     /// The conversation's number.
@@ -256,7 +256,7 @@ pub(super) struct Layers {
     token: Option<u64>,
 }
 
-impl Layers {
+impl UdpLayers {
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
@@ -270,7 +270,7 @@ impl Layers {
         self.pipeline.capacity()
     }
 
-    /// When [`Layers::transmit`] is due.
+    /// When [`UdpLayers::transmit`] is due.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let at = self.pipeline.next_timeout()?;
         self.began.checked_add(Duration::from_nanos(at))

@@ -12,7 +12,7 @@ use super::{
         conversations::Talk,
         framed::{Arrived, Out},
     },
-    Layers, Telling,
+    SharedTaskState, UdpLayers,
 };
 
 /// Why a stack has ended.
@@ -27,18 +27,18 @@ enum Ended {
 /// The task of a stack.
 pub(super) struct Driver {
     talk: Talk,
-    layers: Layers,
-    telling: Telling,
+    layers: UdpLayers,
+    task_state: SharedTaskState,
     /// Bytes of frames that are in no packet yet.
     unsent: BytesMut,
 }
 
 impl Driver {
-    pub(super) fn new(talk: Talk, layers: Layers, telling: Telling) -> Self {
+    pub(super) fn new(talk: Talk, layers: UdpLayers, task_state: SharedTaskState) -> Self {
         Self {
             talk,
             layers,
-            telling,
+            task_state,
             unsent: BytesMut::new(),
         }
     }
@@ -80,7 +80,7 @@ impl Driver {
             }
         }
         let is_idle = self.unsent.is_empty();
-        self.telling.borrow_mut().path = self.layers.path(is_idle);
+        self.task_state.borrow_mut().path = self.layers.path(is_idle);
         match self.layers.is_dead(SILENCE) {
             true => Err(Ended::Silence),
             false => Ok(()),
@@ -89,9 +89,9 @@ impl Driver {
 
     /// Gives frames to the layers, as many as they take.
     fn fill(&mut self) {
-        let most = self.layers.capacity();
+        let max = self.layers.capacity();
         while self.layers.pipeline.is_ready() {
-            while self.unsent.len() < most
+            while self.unsent.len() < max
                 && let Some(Out::Control(bytes) | Out::Chunk(bytes)) = self.talk.pipe().next()
             {
                 self.unsent.extend_from_slice(&bytes);
@@ -99,7 +99,7 @@ impl Driver {
             if self.unsent.is_empty() {
                 return;
             }
-            let len = self.unsent.len().min(most);
+            let len = self.unsent.len().min(max);
             let packet = self.unsent.split_to(len);
             self.layers.send(&packet);
         }

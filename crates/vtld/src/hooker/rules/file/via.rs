@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{About, Action, Draft, Key, Result, Source, Value};
-use crate::hooker::{carrier::Wish, rules::Forwards};
+use crate::hooker::{carrier::CarrierPolicy, rules::Forwards};
 
 /// Longest name of an interface, bytes (`IFNAMSIZ`, with the end).
 const LONGEST: usize = 15;
@@ -66,7 +66,7 @@ impl Source<'_> {
         match draft.actions.pop() {
             Some((_, value, Action::Carry(carrier))) => {
                 let carrier = self.bounded(Some(carrier), bounded)?.unwrap_or_default();
-                if Wish::new(&carrier).is_none_or(|wish| wish.required) {
+                if CarrierPolicy::new(&carrier).is_none_or(|policy| policy.required) {
                     let text = format!(
                         "a gateway does not carry by {carrier}: take best, auto, graft:NAME, multipath, stack:NAME, quic, sctp, \
                          kcp or mptcp"

@@ -10,12 +10,12 @@ const RENEWAL_NS: u64 = 60_000_000_000;
 /// The addresses that a peer has told in the life of an association: so many at once, and then one a minute, whatever it
 /// says, so that it can have nobody else contacted faster.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct PeerAddresses {
     known: VecDeque<IpAddr>,
     renewed_ns: u64,
 }
 
-impl Told {
+impl PeerAddresses {
     /// Of the addresses that the peer tells now, those that may be tried: hosts' addresses, as far as the bound allows.
     pub fn admit(&mut self, now_ns: u64, told: impl IntoIterator<Item = IpAddr>) -> Vec<IpAddr> {
         let told: Vec<IpAddr> = told.into_iter().filter(|told| is_host(*told)).collect();
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn told__changes_bring_no_more_than_one_new_address_a_minute() {
-        let mut told = Told::default();
+        let mut told = PeerAddresses::default();
         let mut tried: Vec<IpAddr> = Vec::new();
         // Seven others each second, for ten minutes.
         for second in 0..600_u32 {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn told__known_ones_may_come_and_go() {
-        let mut told = Told::default();
+        let mut told = PeerAddresses::default();
         assert_eq!(told.admit(0, (0..8).map(ip)).len(), 8);
         assert_eq!(told.admit(1, (8..16).map(ip)).len(), 8);
         assert_eq!(told.admit(2, (0..8).map(ip)).len(), 8);
@@ -126,9 +126,9 @@ mod tests {
             "2002:7f00:1::1",
         ];
         let refused = refused.map(|text| text.parse().expect("an address"));
-        assert!(Told::default().admit(0, refused).is_empty());
+        assert!(PeerAddresses::default().admit(0, refused).is_empty());
         let taken = ["192.0.2.1", "10.0.0.1", "fd00::1", "2001:db8::1"];
         let taken = taken.map(|text| text.parse().expect("an address"));
-        assert_eq!(Told::default().admit(0, taken), taken);
+        assert_eq!(PeerAddresses::default().admit(0, taken), taken);
     }
 }
