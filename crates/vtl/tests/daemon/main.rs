@@ -445,6 +445,28 @@ fn shared__who_waits_sleeps_though_somebody_else_was_told() {
     assert!(readable(&shared), "the sender, of the wake-up");
 }
 
+/// Whichever thread takes the daemon's answer, nobody asks for another session.
+#[test]
+fn shared__a_reader_may_take_what_was_negotiated() {
+    let daemon = Daemon::start();
+    for _ in 0..20 {
+        let Some(granted) = Granted::new() else {
+            return;
+        };
+        let (socket, client) = daemon.asked();
+        let shared = Shared::new(socket).unwrap();
+        thread::scope(|scope| {
+            let asks = scope.spawn(|| shared.negotiate(&Requirements::STREAM, ms(5000)));
+            thread::sleep(Duration::from_millis(20));
+            client.grant(&granted, SLOTS);
+            let nothing = shared.recv_data(&mut [0], NOW);
+            assert!(matches!(nothing, Err(Error::TimedOut)), "{nothing:?}");
+            let agreed = asks.join().unwrap();
+            assert!(agreed.is_ok(), "{agreed:?}");
+        });
+    }
+}
+
 #[test]
 fn shared__a_failure_is_told_in_both_directions() {
     let daemon = Daemon::start();

@@ -487,8 +487,10 @@ fn arguments(cell: &Cell) -> Vec<String> {
 
 /// Arguments of both daemons that have the server take the stacks of the client, if a transport is one.
 fn takes_stacks(leg: &[Transport], logs: &Path) -> anyhow::Result<Vec<String>> {
-    let is_stack =
-        |of: &Transport| matches!(of, Transport::Hook(carrier) if carrier.starts_with("stack:"));
+    let is_stack = |of: &Transport| match of {
+        Transport::Hook(carrier) | Transport::Gateway(carrier) => carrier.starts_with("stack:"),
+        _ => false,
+    };
     if !leg.iter().any(is_stack) {
         return Ok(Vec::new());
     }
