@@ -30,7 +30,7 @@ struct {
 
 /* Stores the policy. The kernel runs a cgroup's programs before its ancestors': the first policy,
  * that of the hook nearest to the socket, stays. */
-static __always_inline int store_wish(struct bpf_sock_addr *ctx) {
+static __always_inline int store_policy(struct bpf_sock_addr *ctx) {
     __u32 policy = config.policy;
 
     if (ctx->type == SOCK_STREAM && ctx->protocol == IPPROTO_TCP && ctx->sk &&
@@ -41,12 +41,12 @@ static __always_inline int store_wish(struct bpf_sock_addr *ctx) {
 
 SEC("cgroup/connect4")
 int vtl_policy4(struct bpf_sock_addr *ctx) {
-    return store_wish(ctx);
+    return store_policy(ctx);
 }
 
 SEC("cgroup/connect6")
 int vtl_policy6(struct bpf_sock_addr *ctx) {
-    return store_wish(ctx);
+    return store_policy(ctx);
 }
 
 static __always_inline int is_loopback(__be32 ip) {

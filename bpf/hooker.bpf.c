@@ -516,19 +516,21 @@ static __always_inline int own_option(struct bpf_sock_ops *ops, struct option *o
 }
 
 /* Whether a middlebox or this host's own packet filter seems to drop segments with the option:
- * after the handshake, VTL_OPTION_MS without an acknowledgement of data since any was sent or
- * anything received, or six segments received. Less may be due to an outage, and without the option
- * the peer would take the connection for a plain one. Retransmissions are not counted: what the own
- * filter drops is unsent for the kernel, which probes (RFC 9293, 3.8.6.1). Not for control
- * connections, which are useless without the option. */
+ * after the handshake, VTL_OPTION_MS and eight round trips without an acknowledgement of data since
+ * any was sent or anything received, or six segments received. Less may be due to an outage, and
+ * without the option the peer would take the connection for a plain one. Retransmissions are not
+ * counted: what the own filter drops is unsent for the kernel, which probes (RFC 9293, 3.8.6.1).
+ * Not for control connections, which are useless without the option. */
 static __always_inline int is_option_blocked(struct bpf_sock_ops *ops, struct vtl_own_socket *own) {
-    __u32 now = bpf_ktime_get_ns() / 1000000 | 1; /* never 0 */
+    __u32 limit, now = bpf_ktime_get_ns() / 1000000 | 1; /* never 0 */
 
     if (ops->state != BPF_TCP_ESTABLISHED || !(own->flags & VTL_SOCK_FLOW) || !own->flow.number)
         return 0;
     if (!own->unheard_since && (ops->data_segs_out || ops->segs_in > 1))
         own->unheard_since = now;
-    return ops->segs_in > 5 || (own->unheard_since && now - own->unheard_since > VTL_OPTION_MS);
+    /* srtt_us: eighths of a microsecond. */
+    limit = VTL_OPTION_MS + ops->srtt_us / 1000;
+    return ops->segs_in > 5 || (own->unheard_since && now - own->unheard_since > limit);
 }
 
 SEC("sockops")

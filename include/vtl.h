@@ -158,8 +158,8 @@ struct vtl_switches {
  *
  * Ports are VTL's own, 1 to 65534.
  *
- * -ECONNREFUSED: no daemon answers. -EACCES: this user may not use it. -EADDRINUSE: the port is
- * taken.
+ * -ECONNREFUSED: no daemon answers. -ETIMEDOUT: it hangs. -EACCES: this user may not use it.
+ * -EADDRINUSE: the port is taken.
  */
 int vtl_init(enum vtl_mode mode, const char *src, const char *dst, vtl_socket **sock);
 
@@ -318,7 +318,7 @@ int vtl_fd(const vtl_socket *sock);
 int vtl_get_info(const vtl_socket *sock, struct vtl_info *info);
 
 /* Counters and estimates. Set stats->size first. Asks the daemon: about 0.1 ms. -ENOTCONN: there
- * is no session yet. */
+ * is no session yet. -ETIMEDOUT: the daemon hangs. */
 int vtl_get_stats(const vtl_socket *sock, struct vtl_stats *stats);
 
 /* The stateless switches so far: see vtl_set_stateless(). Set switches->size first. */

@@ -312,7 +312,7 @@ VTL_INLINE void vtl_bbr_epoch(struct vtl_bbr *b, struct vtl_bbr_ack *a, __u64 ma
     b->max = max;
     b->window = from;
     b->epoch_ns = a->now;
-    /* (most - from) / 0.4, in cubic milliseconds */
+    /* (max - from) / 0.4, in cubic milliseconds */
     b->k_ms = vtl_cube_root((max - from) * 2500000000ull);
 }
 

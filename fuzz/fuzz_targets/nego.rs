@@ -181,9 +181,9 @@ impl Host {
                     _ if self.held.len() >= 64 => self.responder.refuse(&request, Reason::NoRoom),
                     early => {
                         self.sid += 1;
-                        // A wish that is taken is refused, as the broker does.
-                        let wish = early.filter(|(sid, _)| *sid != 0 && !self.held.contains(sid));
-                        let (sid, token) = wish.unwrap_or((self.sid, u64::from(self.sid) << 8));
+                        // What is asked for and taken is refused, as the broker does.
+                        let asked = early.filter(|(sid, _)| *sid != 0 && !self.held.contains(sid));
+                        let (sid, token) = asked.unwrap_or((self.sid, u64::from(self.sid) << 8));
                         let made = Made {
                             sid,
                             token,

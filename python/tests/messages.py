@@ -18,8 +18,8 @@ def pattern(size):
     return (block * (size // len(block) + 1))[:size]
 
 
-def sizes(packet, most):
-    return [1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20, most]
+def sizes(packet, longest):
+    return [1, packet - 1, packet, packet + 1, 3 * packet, 1 << 20, longest]
 
 
 def serve():
@@ -37,12 +37,12 @@ def refused(call, *args):
     raise AssertionError("it is not refused")
 
 
-def blocking(host, most):
+def blocking(host, longest):
     with vtl.connect(host, PORT, timeout=60) as session:
         info = session.info()
         assert info.max_message == 64 << 20 and info.max_packet >= 512, info
         assert refused(session.send_message, bytes(info.max_message + 1)) == errno.EMSGSIZE
-        for size in sizes(info.max_packet, most):
+        for size in sizes(info.max_packet, longest):
             data = pattern(size)
             change(session.info(), session.negotiate)
             session.send_message(data)
@@ -69,9 +69,9 @@ def change(before, negotiate):
     return negotiate(wanted(level))
 
 
-async def asynchronous(host, most):
+async def asynchronous(host, longest):
     async with await vtl.aio.connect(host, PORT) as session:
-        for size in sizes(session.info().max_packet, most):
+        for size in sizes(session.info().max_packet, longest):
             data = pattern(size)
             before = session.info()
             await change(before, session.negotiate)

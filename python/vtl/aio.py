@@ -73,7 +73,7 @@ class _Watched:
 
     async def close(self) -> None:
         """Waits until the peer has everything, and ends it. Closing twice does nothing."""
-        pause, most = _CLOSE
+        pause, longest = _CLOSE
         while self._handle.value is not None:
             result = self._handle.close()
             if not waits(result):
@@ -84,7 +84,7 @@ class _Watched:
                     pass  # the peer closed first, and has everything
                 return
             await asyncio.sleep(pause)
-            pause = min(pause * 1.5, most)
+            pause = min(pause * 1.5, longest)
 
     async def __aenter__(self: _Self) -> _Self:
         return self

@@ -209,8 +209,8 @@ fn group__members_cannot_lock_root_out() {
     let max = 1024 + 16;
     world.start(Host::Client, &["--group", GROUP, "--max-sessions", "16"]);
     let script = "import resource, socket, sys\n\
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n\
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n\
         held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(int(sys.argv[2]))]\n\
         for s in held: s.connect(sys.argv[1])\n\
         s = held[0]\n\

@@ -554,7 +554,7 @@ fn meddle(name: &str, meddlers: &[(&str, Hook, &str)]) {
         let rules = rule.split("; ").collect::<Vec<_>>().join("\n");
         let rules = format!(
             "table inet meddler {{
-                chain out {{
+                chain meddle {{
                     type filter hook {hook} priority 0;
                     {rules}
                 }}

@@ -168,8 +168,9 @@ enum {
     VTL_NEAR_SLOW = 4,
 };
 
-/* For how long a connection's segments repeat the option though no data is acknowledged: about what
- * five retransmissions take, 200 ms and doubling. */
+/* For how long, and eight round trips, a connection's segments repeat the option though no data is
+ * acknowledged: about what five retransmissions take, the first after 200 ms and each after twice
+ * as long. */
 enum { VTL_OPTION_MS = 5000 };
 
 enum vtl_own_socket_flag {

@@ -86,12 +86,12 @@ struct vtl_ring_ctl {
                     * vtl_waiting, before it sleeps; ingress clears it and wakes vtld */
     __u32 closed;  /* vtld: 0 while open, or 1 + enum vtl_closed; and VTL_SUCCEEDED */
     __u32
-        refill; /* transmit: app sets it when it waits for room; with an acknowledgement
-                 * (vtl_room_event(); without acknowledgements, with a packet sent), it is
-                 * cleared, and the app is woken, if vtl_refill() slots are free. receive: app
-                 * sets it before it kicks vtld, as the sender may wait for room; vtld clears it */
-    __u32 max;  /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has shrunk
-                 * since the session began; else 0 */
+        refill;          /* transmit: app sets it when it waits for room; with an acknowledgement
+                          * (vtl_room_event(); without acknowledgements, with a packet sent), it is
+                          * cleared, and the app is woken, if vtl_refill() slots are free. receive: app
+                          * sets it before it kicks vtld, as the sender may wait for room; vtld clears it */
+    __u32 path_payload;  /* transmit: vtld, maximum payload per packet in bytes, if the path MTU has
+                          * shrunk since the session began; else 0 */
     __u32 notsent_lowat; /* transmit: app, the most packets that it publishes before they are sent;
                           * 0: any number. Then `refill` also waits until half of them are sent, and
                           * for no more free slots than that */

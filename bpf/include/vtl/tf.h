@@ -154,8 +154,8 @@ VTL_INLINE void graft_tell(struct vtl_session *s, struct vtl_ack_hdr *a);
  *   VTL_GRAFT("name", 40, VTL_S_RELIABLE, 10, "What it is for.",
  *             VTL_PARAM("window", "packets", 16, 1, 1024));
  */
-#define VTL_PARAM(name_, unit_, initial_, least_, most_)                                           \
-    {.name = name_, .unit = unit_, .initial = initial_, .min = least_, .max = most_}
+#define VTL_PARAM(name_, unit_, initial_, min_, max_)                                              \
+    {.name = name_, .unit = unit_, .initial = initial_, .min = min_, .max = max_}
 #define VTL_GRAFT(name_, gid_, services_, rank_, summary_, ...)                                    \
     const struct vtl_graft_info vtl_description __attribute__((section(".vtl.graft"), used)) = {   \
         .name = name_,                                                                             \

@@ -185,7 +185,8 @@ pub fn driver(ifindex: u32) -> io::Result<String> {
     const NAME: Range<usize> = 4..36;
     let mut info = [0_u8; LENGTH];
     info[..4].copy_from_slice(&ETHTOOL_GDRVINFO.to_ne_bytes());
-    ethtool(ifindex, &mut info)?;
+    // SAFETY: an ethtool_drvinfo.
+    unsafe { ethtool(ifindex, &mut info) }?;
     let name = info[NAME].split(|b| *b == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())
 }
@@ -204,7 +205,8 @@ pub fn link_rate(ifindex: u32) -> io::Result<Option<u64>> {
     const UNKNOWN: u32 = u32::MAX;
     let mut settings = vec![0_u8; LENGTH];
     settings[..4].copy_from_slice(&ETHTOOL_GLINKSETTINGS.to_ne_bytes());
-    ethtool(ifindex, &mut settings)?;
+    // SAFETY: an ethtool_link_settings without masks, as its zeros say.
+    unsafe { ethtool(ifindex, &mut settings) }?;
     let words = settings[WORDS].wrapping_neg();
     if words as i8 <= 0 {
         return Err(io::ErrorKind::InvalidData.into());
@@ -212,14 +214,18 @@ pub fn link_rate(ifindex: u32) -> io::Result<Option<u64>> {
     settings[4..].fill(0);
     settings[WORDS] = words;
     settings.resize(LENGTH + 3 * 4 * usize::from(words), 0);
-    ethtool(ifindex, &mut settings)?;
+    // SAFETY: one with three masks of so many words of 4 bytes.
+    unsafe { ethtool(ifindex, &mut settings) }?;
     let speed = settings[SPEED].first_chunk().copied();
     let speed = speed.map_or(UNKNOWN, u32::from_ne_bytes);
     Ok((speed != 0 && speed != UNKNOWN).then_some(u64::from(speed) * 1_000_000))
 }
 
-/// A request of ethtool, answered in its place: a structure that begins with the command.
-fn ethtool(ifindex: u32, request: &mut [u8]) -> io::Result<()> {
+/// A request of ethtool, answered in its place.
+///
+/// # Safety
+/// `request` must be the whole structure that its first four bytes, the command, are for.
+unsafe fn ethtool(ifindex: u32, request: &mut [u8]) -> io::Result<()> {
     // SAFETY: ifreq is plain data for which zeros are valid.
     let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
     // SAFETY: the name takes IF_NAMESIZE bytes at most, which is what there is.
@@ -227,8 +233,7 @@ fn ethtool(ifindex: u32, request: &mut [u8]) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     ifr.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
-    // SAFETY: the member points to the structure of the command, as long as that has it (callers), which the kernel reads
-    // and writes.
+    // SAFETY: the member points to the command's structure, guaranteed by the caller, which outlives the call.
     unsafe { device_ioctl(libc::SIOCETHTOOL as _, &mut ifr) }
 }
 

@@ -329,11 +329,21 @@ impl Client {
             let limit = left.map_or(PollTimeout::NONE, |left| {
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             });
-            if retry(|| poll(&mut readable, limit))? == 0 {
-                self.late.fetch_add(1, Ordering::Relaxed);
-                return Err(Error::Silent(patience.unwrap_or_default()));
+            match poll(&mut readable, limit) {
+                Ok(0) => {
+                    self.late.fetch_add(1, Ordering::Relaxed);
+                    return Err(Error::Silent(patience.unwrap_or_default()));
+                }
+                // A signal: what is left of the time is less now.
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether the daemon has gone, of a connection that is readable and has no pending request. Takes late answers.
+    pub fn has_gone(&self) -> bool {
+        !matches!(self.answer::<Value>(), Ok(None))
     }
 
     /// Takes the pending answer; `None` if it has not arrived. The descriptor becomes readable when
@@ -343,26 +353,26 @@ impl Client {
     /// As [`Client::call`].
     pub fn answer<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
         loop {
-            let answer = receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+            let (message, descriptors) =
+                match receive_with(self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT) {
+                    Ok(Some(received)) => received,
+                    Ok(None) => return Err(Error::Closed),
+                    Err(Error::System(Errno::EAGAIN)) => return Ok(None),
+                    Err(error) => return Err(error),
+                };
             let less_one = |late: u32| late.checked_sub(1);
-            match answer {
-                Err(Error::System(Errno::EAGAIN)) => return Ok(None),
-                Ok(None) => return Err(Error::Closed),
-                _ if self
-                    .late
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one)
-                    .is_ok() => {}
-                Ok(Some((message, descriptors))) => {
-                    return Ok(Some((from_message(message)?, descriptors)));
-                }
-                Err(error) => return Err(error),
+            let late = self
+                .late
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one);
+            if late.is_err() {
+                return Ok(Some((from_message(message)?, descriptors)));
             }
         }
     }
 }
 
 impl AsFd for Client {
-    /// Without a pending request, readable or hung up means that the daemon has gone.
+    /// Without a pending request, hung up means that the daemon has gone; readable, that it may have: [`Client::has_gone`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

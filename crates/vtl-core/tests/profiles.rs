@@ -98,13 +98,13 @@ fn held_out__precision_and_recall() {
         captures.len() >= 33 && all >= 31 && bytes >= 29 && ports < bytes,
         "{all}, {bytes}, {ports}"
     );
-    let min = [
+    let wanted = [
         (Profile::TimeSensitive, 100, 100),
         (Profile::TimeAndLossSensitive, 84, 100),
         (Profile::LossSensitive, 100, 86),
         (Profile::Insensitive, 100, 100),
     ];
-    for (profile, precision, recall) in min {
+    for (profile, precision, recall) in wanted {
         let rates = rates(&captures, profile);
         assert!(
             rates.0 >= precision && rates.1 >= recall,

@@ -285,7 +285,7 @@ impl Manifest {
         let parameter = |p: &Parameter| {
             json!({
                 "name": p.name, "unit": p.unit,
-                "default": p.default, "min": p.min, "max": p.max,
+                "default": p.default, "least": p.min, "most": p.max,
             })
         };
         json!({

@@ -49,10 +49,10 @@ pub struct Parameter {
     /// Default value.
     pub default: u32,
     /// Lowest value.
-    #[serde(alias = "least")]
+    #[serde(rename = "least")]
     pub min: u32,
     /// Highest value.
-    #[serde(alias = "most")]
+    #[serde(rename = "most")]
     pub max: u32,
 }
 

@@ -41,7 +41,9 @@ impl Controls {
 
     /// Tells the writer the path's maximum payload, bytes.
     pub fn set_path(&self, max: u16) {
-        self.transmit.max().store(max.into(), Ordering::Relaxed);
+        self.transmit
+            .path_payload()
+            .store(max.into(), Ordering::Relaxed);
     }
 
     /// Clears the reader's mark that there is room again ([`super::RxRing::offer_room`]). Returns

@@ -97,8 +97,8 @@ impl Ring {
         self.word32(std::mem::offset_of!(vtl_ring_ctl, refill))
     }
 
-    fn max(&self) -> &AtomicU32 {
-        self.word32(std::mem::offset_of!(vtl_ring_ctl, max))
+    fn path_payload(&self) -> &AtomicU32 {
+        self.word32(std::mem::offset_of!(vtl_ring_ctl, path_payload))
     }
 
     fn notsent_lowat(&self) -> &AtomicU32 {

@@ -63,7 +63,7 @@ impl TxRing {
     /// Maximum payload of a packet, bytes. Shrinks when the path MTU does.
     pub fn max_payload(&self) -> usize {
         let max = self.max_payload as usize;
-        match self.ring.max().load(Ordering::Relaxed) as usize {
+        match self.ring.path_payload().load(Ordering::Relaxed) as usize {
             0 => max,
             path => path.saturating_sub(self.overhead()).clamp(1, max),
         }
@@ -364,13 +364,13 @@ mod tests {
     fn tx_ring__packets_become_smaller_with_the_path() {
         let fd = memory();
         let mut tx = TxRing::map(fd.as_fd(), SLOTS, 100).unwrap();
-        tx.ring.max().store(60, Ordering::Relaxed);
+        tx.ring.path_payload().store(60, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 60);
         // A writer that has not re-read the limit may still write up to the old one.
         assert_eq!(tx.slot(0).len(), 100);
         assert!(!tx.publish(&[100]));
         // The field is shared memory: it cannot raise the limit above the agreed one.
-        tx.ring.max().store(1000, Ordering::Relaxed);
+        tx.ring.path_payload().store(1000, Ordering::Relaxed);
         assert_eq!(tx.max_payload(), 100);
     }
 

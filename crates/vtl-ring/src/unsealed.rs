@@ -458,7 +458,7 @@ mod tests {
         for numbered in [false, true] {
             let mut pair = Pair::new(numbered);
             let over = overhead(numbered);
-            pair.from.max().store(60, Ordering::Relaxed);
+            pair.from.path_payload().store(60, Ordering::Relaxed);
             assert_eq!(pair.tx.max_payload(), 60 - over);
             assert_eq!(pair.tx.sealed_len(7), 7 + over as u32);
             // A writer that has not re-read the limit may still write up to the old one.
@@ -470,7 +470,7 @@ mod tests {
             pair.publish(1);
             assert_eq!(pair.rx.packet(0), vec![7; max]);
             for path in [1, over as u32, 1000] {
-                pair.from.max().store(path, Ordering::Relaxed);
+                pair.from.path_payload().store(path, Ordering::Relaxed);
                 let expected = if path == 1000 { max } else { 1 };
                 assert_eq!(pair.tx.max_payload(), expected);
             }

@@ -227,8 +227,9 @@ impl Shared {
         requirements: &Requirements,
         limit: Option<Duration>,
     ) -> Result<Agreement, Error> {
-        let attempt = or_taken(|socket| socket.try_negotiate(requirements));
-        self.operate(&self.sending, &self.receiving, limit, attempt)
+        self.operate(&self.sending, &self.receiving, limit, |socket| {
+            socket.try_negotiate(requirements)
+        })
     }
 
     /// As [`Socket::set_stateless`].
@@ -251,8 +252,7 @@ impl Shared {
     /// # Errors
     /// As [`Socket::validate`].
     pub fn validate(&self, limit: Option<Duration>) -> Result<Agreement, Error> {
-        let attempt = or_taken(Socket::try_validate);
-        self.operate(&self.receiving, &self.sending, limit, attempt)
+        self.operate(&self.receiving, &self.sending, limit, Socket::try_validate)
     }
 
     /// As [`Socket::send_data`].
@@ -411,22 +411,6 @@ impl Shared {
     /// The socket's role; `None` once closed.
     pub fn mode(&self) -> Option<Mode> {
         lock(&self.socket).as_ref().map(Socket::mode)
-    }
-}
-
-/// Calls `attempt`, which asks for a session. Where there was none at first, the answer may be taken by another thread that
-/// sends or receives.
-fn or_taken(
-    mut attempt: impl FnMut(&mut Socket) -> Result<Option<Agreement>, Error>,
-) -> impl FnMut(&mut Socket) -> Result<Option<Agreement>, Error> {
-    let mut is_first = None;
-    move |socket| {
-        let taken = socket.agreement();
-        let is_first = *is_first.get_or_insert(taken.is_none());
-        match taken.filter(|_| is_first) {
-            Some(taken) => Ok(Some(taken.clone())),
-            None => attempt(socket),
-        }
     }
 }
 

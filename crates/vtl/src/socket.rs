@@ -103,6 +103,8 @@ pub struct Socket {
     timeout: Option<Duration>,
     /// A request for a session is outstanding at the daemon.
     asked: bool,
+    /// Who has asked for the first session was not told of it yet; whatever else is called may take the answer.
+    awaits_first: bool,
     pub(crate) any: Arc<Epoll>,
     pub(crate) agreement: Option<Agreement>,
     pub(crate) session: Option<Session>,
@@ -140,6 +142,7 @@ impl Socket {
             address,
             timeout: None,
             asked: false,
+            awaits_first: false,
             any: Arc::new(any),
             agreement: None,
             session: None,
@@ -253,8 +256,24 @@ impl Socket {
     /// Requests a session, or the succession of the present one, and takes the answer.
     fn try_connect(&mut self, wanted: &SessionRequest) -> Result<Option<Agreement>, Error> {
         if self.session.is_some() {
-            return self.try_succeed(wanted);
+            return match self.taken() {
+                Some(agreement) => Ok(Some(agreement)),
+                None => self.try_succeed(wanted),
+            };
         }
+        let opened = self.try_open(wanted);
+        self.awaits_first = matches!(opened, Ok(None));
+        opened
+    }
+
+    /// Result of the first session, if who has asked for it was not told.
+    fn taken(&mut self) -> Option<Agreement> {
+        let is_told = !std::mem::take(&mut self.awaits_first);
+        self.agreement.clone().filter(|_| !is_told)
+    }
+
+    /// Requests the first session, and takes the answer.
+    fn try_open(&mut self, wanted: &SessionRequest) -> Result<Option<Agreement>, Error> {
         if self.mode != Mode::Initiator {
             return Err(Error::Misuse("a responder validates a session first"));
         }
@@ -285,11 +304,22 @@ impl Socket {
     /// # Errors
     /// As [`Socket::validate`].
     pub fn try_validate(&mut self) -> Result<Option<Agreement>, Error> {
+        if self.session.is_some()
+            && let Some(agreement) = self.taken()
+        {
+            return Ok(Some(agreement));
+        }
         if self.mode != Mode::Responder || self.session.is_some() {
             return Err(Error::Misuse(
                 "only a responder without session can validate",
             ));
         }
+        let accepted = self.try_accept();
+        self.awaits_first = matches!(accepted, Ok(None));
+        accepted
+    }
+
+    fn try_accept(&mut self) -> Result<Option<Agreement>, Error> {
         if !self.asked {
             self.ask(&Request::Accept { key: None })?;
         }
@@ -376,8 +406,11 @@ impl Socket {
     pub(crate) fn try_ready(&mut self) -> Result<bool, Error> {
         Ok(self.session.is_some()
             || match self.mode {
-                Mode::Initiator => self.try_negotiate(&Requirements::STREAM)?,
-                Mode::Responder => self.try_validate()?,
+                Mode::Initiator => self.try_open(&SessionRequest {
+                    requirements: Requirements::STREAM,
+                    ..SessionRequest::default()
+                })?,
+                Mode::Responder => self.try_accept()?,
             }
             .is_some())
     }
@@ -669,8 +702,11 @@ impl Socket {
         while !self.succession.old.is_empty() {
             self.retire();
         }
-        self.client
-            .call::<Done>(&Request::Close { aborted: false })?;
+        match self.client.call::<Done>(&Request::Close { aborted: false }) {
+            // A daemon that hangs reads it when it goes on.
+            Ok(Done {}) | Err(control::Error::Silent(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
         self.session = None;
         Ok(true)
     }

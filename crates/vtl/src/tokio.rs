@@ -1,5 +1,5 @@
 //! Sockets and listeners for tokio. Nothing here blocks outside the runtime, with three exceptions
-//! of about 0.1 ms each, which are requests to the daemon: making a socket or a listener; ending or
+//! of about 0.1 ms each (10 s if the daemon hangs), which are requests to it: making a socket or a listener; ending or
 //! succeeding a session; statistics.
 //!
 //! Every future is safe to cancel, with two exceptions: dropping a future that opens a session ends

@@ -160,9 +160,8 @@ impl Wakeups {
                 EVENTS => self.clear_events(),
                 WAKE => self.clear_wake(),
                 OTHER => continue,
-                // The daemon sends nothing unrequested: it has gone.
                 _ => {
-                    here = false;
+                    here = !self.daemon.has_gone();
                     continue;
                 }
             }

@@ -446,9 +446,9 @@ impl Service {
                 self.take_over(caller)
             }
             Request::Connect { to, session } => {
-                let request = session_request(session)?;
+                let spec = checked(session)?;
                 granted(
-                    self.broker.connect(owner, to, &request, gone)?,
+                    self.broker.connect(owner, to, &spec, gone)?,
                     caller.same_netns,
                 )
             }
@@ -714,11 +714,11 @@ fn package(file: OwnedFd) -> Result<Vec<u8>, String> {
 }
 
 /// Checks an application's request for a session.
-fn session_request(session: SessionRequest) -> Result<broker::SessionRequest, String> {
+fn checked(session: SessionRequest) -> Result<broker::SessionSpec, String> {
     if let Some(contradiction) = session.requirements.contradiction() {
         return Err(contradiction.to_string());
     }
-    Ok(broker::SessionRequest {
+    Ok(broker::SessionSpec {
         wanted: session.requirements,
         graft: session.graft,
         params: session.params.into_iter().collect(),

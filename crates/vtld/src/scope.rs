@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, io, net::IpAddr};
 use nix::{net::if_::if_nameindex, sys::socket::SockProtocol};
 use vtl_bpf::{
     netdev,
-    netlink::{self, attribute},
+    netlink::{self, attribute, attributes, value},
 };
 
 /// The loopback's index in every network namespace.
@@ -66,15 +66,16 @@ const ROUTE: usize = 12;
 const TYPE: usize = 7;
 const RTA_MARK: u16 = 16;
 
-/// Looks up the interface of the route between these addresses.
-pub(crate) fn exit(to: IpAddr, from: IpAddr, mark: u32) -> io::Result<u32> {
+/// Looks up the interface of the route between these addresses, or `to` one from whichever the kernel takes.
+pub(crate) fn exit(to: IpAddr, from: impl Into<Option<IpAddr>>, mark: u32) -> io::Result<u32> {
     let socket = netlink::open(SockProtocol::NetlinkRoute)?;
-    let question = question(to.to_canonical(), from.to_canonical(), mark);
+    let from = from.into().map(|from| from.to_canonical());
+    let question = question(to.to_canonical(), from, mark);
     oif(&netlink::get(&socket, libc::RTM_GETROUTE, &question)?)
 }
 
 /// Body of RTM_GETROUTE.
-fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
+fn question(to: IpAddr, from: Option<IpAddr>, mark: u32) -> Vec<u8> {
     let bytes = |ip| match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
@@ -84,7 +85,7 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
     } else {
         libc::AF_INET6
     };
-    let (to, from) = (bytes(to), bytes(from));
+    let (to, from) = (bytes(to), from.map_or_else(Vec::new, bytes));
     let bits = |address: &[u8]| (address.len() * 8) as u8;
     let mut message = vec![family as u8, bits(&to), bits(&from)];
     message.resize(ROUTE, 0);
@@ -93,31 +94,24 @@ fn question(to: IpAddr, from: IpAddr, mark: u32) -> Vec<u8> {
         (libc::RTA_SRC, &from),
         (RTA_MARK, &mark.to_ne_bytes()),
     ];
-    for (kind, value) in attributes {
-        message.extend(attribute(kind, value));
+    for (kind, value) in attributes.iter().filter(|(_, value)| !value.is_empty()) {
+        message.extend(attribute(*kind, value));
     }
     message
 }
 
 /// RTA_OIF of the body of the kernel's answer; an error for addresses of several hosts.
 fn oif(answer: &[u8]) -> io::Result<u32> {
-    let u16_at = |at: usize| Some(u16::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
-    let u32_at = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     if let Some(libc::RTN_BROADCAST | libc::RTN_ANYCAST | libc::RTN_MULTICAST) =
         answer.get(TYPE).copied()
     {
         return Err(io::ErrorKind::AddrNotAvailable.into());
     }
-    let mut at = ROUTE;
-    while let (Some(length), Some(kind)) = (u16_at(at), u16_at(at + 2)) {
-        if kind == libc::RTA_OIF
-            && let Some(index) = u32_at(at + 4)
-        {
-            return Ok(index);
-        }
-        at += usize::from(length.max(4)).next_multiple_of(4);
-    }
-    Err(io::ErrorKind::InvalidData.into())
+    let index = attributes(answer.get(ROUTE..).unwrap_or_default())
+        .find_map(|(kind, bytes)| (kind == libc::RTA_OIF).then(|| value(bytes))?);
+    index
+        .map(u32::from_ne_bytes)
+        .ok_or(io::ErrorKind::InvalidData.into())
 }
 
 #[cfg(test)]
@@ -129,6 +123,7 @@ mod tests {
     fn exit__of_this_host_is_the_loopback() {
         let local = IpAddr::from([127, 0, 0, 1]);
         assert_eq!(exit(local, local, 0).expect("a route"), LOOPBACK);
+        assert_eq!(exit(local, None, 0).expect("a route"), LOOPBACK);
         assert!(Scope::default().leads_to(local, local, 0));
         assert!(!Scope::new(vec!["vtl9".into()]).leads_to(local, local, 0));
         let broadcast = IpAddr::from([127, 255, 255, 255]);

@@ -145,7 +145,7 @@ impl Simulation {
             };
             pipe.busy_until = at;
             if kind == Kind::Graft {
-                pipe.unsettled.insert(number, packet.clone());
+                pipe.unsettled.insert(number);
             }
             if kind == Kind::Lossy {
                 let is_lost = self.random.percent(self.loss) || at > self.now + S;

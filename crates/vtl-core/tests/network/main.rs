@@ -8,7 +8,7 @@ mod sockets;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, VecDeque},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque},
     env, mem,
 };
 
@@ -63,7 +63,7 @@ enum Kind {
 #[derive(Default)]
 struct Pipe {
     /// Sent and not acknowledged, by number.
-    unsettled: BTreeMap<u64, Vec<u8>>,
+    unsettled: BTreeSet<u64>,
     sent: u64,
     /// Arrived, not looked at yet: the ring.
     arrived: BTreeMap<u64, Vec<u8>>,

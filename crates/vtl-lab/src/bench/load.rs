@@ -73,7 +73,7 @@ pub(crate) struct Outcome {
     /// From connect() to the last byte of the answer, µs: the median, the 99th percentile, the most.
     pub(crate) latency_us: [u64; 3],
     /// Open at the same time, at most.
-    pub(crate) max: u64,
+    pub(crate) max_open: u64,
 }
 
 /// As many descriptors as are allowed.
@@ -241,7 +241,7 @@ impl Client {
                 failed: BTreeMap::new(),
                 seconds: 0.0,
                 latency_us: [0; 3],
-                max: 0,
+                max_open: 0,
             },
         };
         let start = Instant::now();
@@ -331,8 +331,8 @@ impl Client {
                 });
                 self.due.push_back((place, number, began));
                 self.busy += 1;
-                let max = self.busy + self.held.len() as u64;
-                self.outcome.max = self.outcome.max.max(max);
+                let open = self.busy + self.held.len() as u64;
+                self.outcome.max_open = self.outcome.max_open.max(open);
             }
             Err(errno) => {
                 self.free.push(place);

@@ -69,7 +69,7 @@ impl Score {
         let cost = |row: &Row, class: usize| row.costs[class].unwrap_or(f64::INFINITY);
         let chosen = || rows.iter().zip(choices);
         let mut regrets: Vec<f64> = chosen()
-            .map(|(row, class)| cost(row, *class) / row.min() - 1.0)
+            .map(|(row, class)| cost(row, *class) / row.min_cost() - 1.0)
             .collect();
         let behind = chosen()
             .filter(|(row, class)| cost(row, **class) > cost(row, 0) * (1.0 + TIE))

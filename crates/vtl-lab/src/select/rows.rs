@@ -84,7 +84,7 @@ impl Row {
     }
 
     /// What the best of [`CLASSES`] took.
-    pub(super) fn min(&self) -> f64 {
+    pub(super) fn min_cost(&self) -> f64 {
         let costs = self.costs[..CLASSES.len()].iter().flatten();
         costs.copied().fold(f64::INFINITY, f64::min)
     }
@@ -101,7 +101,7 @@ impl Row {
 
     /// How much longer a class takes than the best, as a share; `None` if it was not measured.
     pub(super) fn regret(&self, class: usize) -> Option<f64> {
-        self.costs[class].map(|cost| cost / self.min() - 1.0)
+        self.costs[class].map(|cost| cost / self.min_cost() - 1.0)
     }
 
     /// The label: the first class that is at most [`TIE`] slower than the best.

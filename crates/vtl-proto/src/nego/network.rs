@@ -534,9 +534,9 @@ impl Simulation {
             return self.reply(host, &key, &refusal, encapsulation);
         };
         let free = |sid: &u32| !h.sessions.contains_key(sid);
-        let wish = request.early_with(choice).filter(|(sid, _)| free(sid));
+        let asked = request.early_with(choice).filter(|(sid, _)| free(sid));
         let (sid, token) =
-            wish.unwrap_or_else(|| ((1000..).find(free).expect("there are many"), token));
+            asked.unwrap_or_else(|| ((1000..).find(free).expect("there are many"), token));
         let made = Made {
             sid,
             token,

@@ -232,7 +232,7 @@ impl Responder {
             return Verdict::Answer(no(Reason::Extension));
         }
         let standing = self.mint.judge(now_ns, from, &nego.ticket);
-        let wish = (nego.header.sid, nego.header.token);
+        let asked = (nego.header.sid, nego.header.token);
         let succeeds = succeeded(nego);
         let hello = Flight::Hello.of(&nego.extensions).map(<[u8]>::to_vec);
         // No early data before keys.
@@ -261,7 +261,7 @@ impl Responder {
         let fresh = standing == Standing::Fresh && early;
         Verdict::Open(Request {
             choices,
-            early: fresh.then_some(wish),
+            early: fresh.then_some(asked),
             succeeds,
             stateless: asks_stateless(nego),
             hello,

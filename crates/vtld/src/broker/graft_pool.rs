@@ -10,7 +10,7 @@ use vtl_proto::{
     services::{GraftInfo, ParamRange, Requirements, Services, select},
 };
 
-use super::{MS, now_ns, session::SessionRequest};
+use super::{MS, now_ns, session::SessionSpec};
 use crate::hooker::CarrierOptions;
 
 /// Back-off before a graft that failed to load is tried again.
@@ -86,8 +86,8 @@ pub(super) fn built_in() -> vtl_pool::Result<Pool> {
 }
 
 /// The request for a session that carries flows.
-pub(crate) fn session_request(options: Option<&CarrierOptions>) -> SessionRequest {
-    let mut request = SessionRequest::from(FLOWS);
+pub(crate) fn spec_for_flows(options: Option<&CarrierOptions>) -> SessionSpec {
+    let mut request = SessionSpec::from(FLOWS);
     match options {
         // A stack is no session.
         None | Some(CarrierOptions::Spread(_) | CarrierOptions::Stack(_)) => {}
@@ -102,11 +102,11 @@ pub(crate) fn session_request(options: Option<&CarrierOptions>) -> SessionReques
 }
 
 /// The request for a session over this graft.
-fn named(graft: &GraftSpec, services: Services) -> SessionRequest {
-    SessionRequest {
+fn named(graft: &GraftSpec, services: Services) -> SessionSpec {
+    SessionSpec {
         graft: Some(graft.name.clone()),
         params: graft.params.clone().into_iter().collect(),
-        ..SessionRequest::from(services)
+        ..SessionSpec::from(services)
     }
 }
 
@@ -218,7 +218,7 @@ impl GraftPool {
     }
 
     /// The grafts to offer for a request; never empty.
-    pub(super) fn candidates(&self, request: &SessionRequest) -> Result<Vec<GraftInfo>, String> {
+    pub(super) fn candidates(&self, request: &SessionSpec) -> Result<Vec<GraftInfo>, String> {
         let mut usable = self.usable(&request.wanted);
         if let Some(name) = &request.graft {
             let pooled = self.by_name(name);
@@ -255,7 +255,7 @@ impl GraftPool {
     }
 
     /// Why no graft matches.
-    fn lacking(&self, request: &SessionRequest) -> String {
+    fn lacking(&self, request: &SessionSpec) -> String {
         let required = request.wanted.required();
         let with = |g: &GraftInfo| g.satisfies(required);
         let refused = self.enabled();
@@ -281,7 +281,7 @@ impl GraftPool {
     pub(super) fn offered(
         &self,
         gids: &[u16],
-        request: &SessionRequest,
+        request: &SessionSpec,
         rtt: Option<Duration>,
     ) -> Vec<Offered> {
         let offered = |gid: &u16| {
@@ -303,7 +303,7 @@ impl GraftPool {
             | CarrierOptions::Lossy(_)
             | CarrierOptions::Spread(_)
             | CarrierOptions::Stack(_) => {
-                return self.candidates(&session_request(Some(options))).map(|_| ());
+                return self.candidates(&spec_for_flows(Some(options))).map(|_| ());
             }
         };
         let others = || {
@@ -315,7 +315,7 @@ impl GraftPool {
         let needed = of_flows(graft);
         match self.enabled().find(|p| p.info.name == graft.name) {
             Some(p) if p.info.provides.contains(needed) => {
-                let wrong = session_request(Some(options)).check(&p.params);
+                let wrong = spec_for_flows(Some(options)).check(&p.params);
                 wrong.map_err(|why| format!("graft:{graft}: {why}"))
             }
             Some(p) if p.info.provides.missing(needed) == Services::CONGESTION_CONTROL => {

@@ -63,9 +63,9 @@ use crate::{
 };
 
 use control_broker::{Connect, ControlBroker};
-pub(crate) use graft_pool::session_request;
+pub(crate) use graft_pool::spec_for_flows;
 use launcher::Wanted;
-pub use session::SessionRequest;
+pub use session::SessionSpec;
 pub(crate) use session::WHOLE;
 pub(crate) use shard::Doorbell;
 
@@ -301,7 +301,7 @@ impl Handle {
         &self,
         owner: Owner,
         to: Destination,
-        request: &SessionRequest,
+        request: &SessionSpec,
         gone: impl Fn() -> bool,
     ) -> Result<Granted, String> {
         let command = |reply| {

@@ -213,7 +213,7 @@ pub(super) fn sender() -> vtl_tx {
 
 /// An initiator's request for a session.
 #[derive(Clone, Debug, Default)]
-pub struct SessionRequest {
+pub struct SessionSpec {
     /// Services that the graft must or should provide, and bounds.
     pub wanted: Requirements,
     /// Name of the only graft to offer.
@@ -226,7 +226,7 @@ pub struct SessionRequest {
     pub(crate) from: Option<IpAddr>,
 }
 
-impl From<Services> for SessionRequest {
+impl From<Services> for SessionSpec {
     fn from(services: Services) -> Self {
         let wanted = Requirements {
             services,
@@ -239,7 +239,7 @@ impl From<Services> for SessionRequest {
     }
 }
 
-impl SessionRequest {
+impl SessionSpec {
     /// Parameters of a graft as requested, by name or derived from the bounds: index and value. `rtt`: to the
     /// peer, if known.
     pub(super) fn asked(&self, known: &[Parameter], rtt: Option<Duration>) -> Vec<(u8, u32)> {
@@ -395,7 +395,7 @@ mod tests {
             parameter("lifetime", 0, 0, 60_000),
         ];
         let near = Some(Duration::from_millis(20));
-        let mut request = SessionRequest::default();
+        let mut request = SessionSpec::default();
         assert_eq!(request.asked(&known, near), []);
         request.wanted.qos.max_loss_pct = Some(2.59);
         assert_eq!(request.asked(&known, near), [(1, 25)]);

@@ -527,7 +527,7 @@ impl Flows {
         let layers = self.layers(layers);
         let serving = spawn_local(link.serve(Rc::clone(peer), Some(number), layers));
         tokio::select! {
-            _ = serving => peer.forget_over(number),
+            _ = serving => peer.forget_options(number),
             () = peer.until(|peer| !peer.needs(kind)) => {}
         }
         Ok(())

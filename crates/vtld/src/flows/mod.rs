@@ -131,6 +131,7 @@ impl Key {
 pub(crate) struct Desired {
     pub(crate) kind: Kind,
     /// Parameters of the session, if the carrier is a graft.
+    #[serde(rename = "over")]
     pub(crate) options: Option<Arc<CarrierOptions>>,
     /// Carriers must be encrypted.
     #[serde(default)]

@@ -762,7 +762,7 @@ impl Peer {
         if let Some(running) = &running {
             self.tell_carrier_down(id, running);
         }
-        self.forget_over(id);
+        self.forget_options(id);
         self.core.borrow_mut().carrier_broken(id);
         self.follow_spread();
         // Also flows that were waiting for it.

@@ -186,7 +186,7 @@ impl Peer {
         if when.plan.is_about_link() {
             // Known without traffic, too.
             let metrics = metrics.get_or_insert_default();
-            metrics.link = monitor.link_to(self.key.peer);
+            metrics.link = monitor.link_between(self.key.local, self.key.peer);
         }
         self.sample(&following, metrics.as_ref());
     }

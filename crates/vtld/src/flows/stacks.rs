@@ -57,12 +57,8 @@ impl Flows {
         if !peer.is_spread() {
             return;
         }
-        let own = self.addresses().all();
         let monitor = self.broker.monitor();
-        peer.note_link_rates(|local| {
-            let own = own.iter().find(|own| own.address == local)?;
-            monitor.link_of(own.index).rate
-        });
+        peer.note_link_rates(|local, peer| monitor.link_between(local, peer).rate);
     }
 
     /// Keeps sessions on further paths open while flows are spread. Never returns.

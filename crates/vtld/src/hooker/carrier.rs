@@ -341,7 +341,7 @@ pub enum CarrierOptions {
 /// The policy of a hook for its connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CarrierPolicy {
-    #[serde(alias = "over")]
+    #[serde(rename = "over")]
     pub(super) options: Option<Arc<CarrierOptions>>,
     pub(super) kind: Option<Kind>,
     /// A carrier is required: no fallback to TCP.

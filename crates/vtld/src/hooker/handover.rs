@@ -47,7 +47,7 @@ pub(crate) struct Handover {
     steering: Vec<Place>,
     hooks: Vec<HookLeft>,
     /// The policies behind the numbers in sockets' storage.
-    #[serde(alias = "wishes")]
+    #[serde(rename = "wishes")]
     policies: CarrierPolicies,
     /// Folders for the cgroups of programs that `vtl run` has started, relative to the hierarchy's root, and their
     /// locks.

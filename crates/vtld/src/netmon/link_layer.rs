@@ -17,88 +17,83 @@ use vtl_bpf::{
 };
 use vtl_core::netmon::{Link, Medium, signal_quality};
 
+use crate::scope;
+
 /// Age from which it is read anew.
 const STALE: Duration = Duration::from_secs(1);
+/// How long what nobody asks for is kept.
+const KEPT: Duration = Duration::from_secs(60);
 
-/// The interfaces' link layers, as they were read last. Shared by threads.
+/// The addresses of this host and of a peer, whose route leads to an interface.
+type Path = (IpAddr, IpAddr);
+
+/// What the link layers of paths said last. Shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct LinkLayers {
-    /// By the interface's index.
-    known: Mutex<HashMap<u32, Known>>,
+    known: Mutex<Known>,
 }
 
+#[derive(Debug, Default)]
+struct Known(HashMap<Path, Entry>);
+
 #[derive(Debug)]
-struct Known {
+struct Entry {
     link: Link,
-    read: Instant,
+    /// When somebody asked for it last.
+    asked: Instant,
+    /// When it was read last.
+    read: Option<Instant>,
     is_being_read: bool,
 }
 
+impl Known {
+    /// What is known of a path, and whether it is to be read anew.
+    fn ask(&mut self, path: Path, now: Instant) -> (Link, bool) {
+        let age = |then: Instant| now.saturating_duration_since(then);
+        self.0
+            .retain(|_, entry| entry.is_being_read || age(entry.asked) < KEPT);
+        let entry = self.0.entry(path).or_insert(Entry {
+            link: Link::default(),
+            asked: now,
+            read: None,
+            is_being_read: false,
+        });
+        entry.asked = now;
+        let is_stale = entry.read.is_none_or(|read| age(read) >= STALE);
+        let is_due = is_stale && !entry.is_being_read;
+        entry.is_being_read |= is_due;
+        (entry.link, is_due)
+    }
+
+    fn note(&mut self, path: Path, link: Option<Link>, now: Instant) {
+        if let Some(entry) = self.0.get_mut(&path) {
+            entry.link = link.unwrap_or_default();
+            entry.read = Some(now);
+            entry.is_being_read = false;
+        }
+    }
+}
+
 impl LinkLayers {
-    fn known(&self) -> MutexGuard<'_, HashMap<u32, Known>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         // Poisoning is harmless: no critical section leaves a partial update.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of an interface. It is read anew in another thread, as the kernel may keep who asks waiting while
-    /// interfaces change. Needs a runtime.
-    pub(crate) fn latest(self: &Arc<Self>, index: u32) -> Link {
-        let now = Instant::now();
-        let mut known = self.known();
-        let is_stale = |of: &Known| now.saturating_duration_since(of.read) >= STALE;
-        // Interfaces go, and their numbers do not come again.
-        known.retain(|of, known| *of == index || known.is_being_read || !is_stale(known));
-        let known = known.entry(index).or_insert(Known {
-            link: Link::default(),
-            read: now.checked_sub(STALE).unwrap_or(now),
-            is_being_read: false,
-        });
-        if is_stale(known) && !known.is_being_read {
-            known.is_being_read = true;
+    /// What is known of the interface by which packets of a path leave. It is read anew in another thread, as the kernel
+    /// may keep who asks waiting while interfaces change. Needs a runtime.
+    pub(crate) fn latest(self: &Arc<Self>, path: Path) -> Link {
+        let (link, is_due) = self.known().ask(path, Instant::now());
+        if is_due {
             let layers = Arc::clone(self);
             spawn_blocking(move || {
-                let link = read(index);
-                let (read, is_being_read) = (Instant::now(), false);
-                layers.known().insert(
-                    index,
-                    Known {
-                        link,
-                        read,
-                        is_being_read,
-                    },
-                );
+                let (local, peer) = path;
+                let link = scope::exit(peer, local, 0).ok().map(read);
+                layers.known().note(path, link, Instant::now());
             });
         }
-        known.link
+        link
     }
-}
-
-/// The index of the interface by which packets to a host leave.
-///
-/// # Errors
-/// There is no route, or the kernel has no rtnetlink.
-pub(crate) fn interface_to(host: IpAddr) -> io::Result<u32> {
-    let host = host.to_canonical();
-    // struct rtmsg: the family, and the length of the destination's prefix.
-    let mut body = vec![0; 12];
-    let octets = match host {
-        IpAddr::V4(v4) => {
-            (body[0], body[1]) = (libc::AF_INET as u8, 32);
-            v4.octets().to_vec()
-        }
-        IpAddr::V6(v6) => {
-            (body[0], body[1]) = (libc::AF_INET6 as u8, 128);
-            v6.octets().to_vec()
-        }
-    };
-    body.extend(attribute(libc::RTA_DST, &octets));
-    let socket = netlink::open(SockProtocol::NetlinkRoute)?;
-    let route = netlink::get(&socket, libc::RTM_GETROUTE, &body)?;
-    let index = attributes(route.get(12..).unwrap_or_default())
-        .find_map(|(kind, bytes)| (kind == libc::RTA_OIF).then(|| value(bytes))?);
-    index
-        .map(u32::from_ne_bytes)
-        .ok_or(io::ErrorKind::NotFound.into())
 }
 
 /// Reads what the link layer of an interface says. It may take as long as somebody else changes interfaces.
@@ -194,7 +189,7 @@ const GENERIC: usize = 4;
 /// It is no Wi-Fi interface, or there is no Wi-Fi here.
 fn wireless(index: u32) -> io::Result<(Option<u64>, Option<f64>)> {
     let socket = netlink::open(SockProtocol::NetlinkGeneric)?;
-    let family = family(&socket, b"nl80211\0")?;
+    let family = family(&socket, b"nl80211\0")?.ok_or(io::ErrorKind::Unsupported)?;
     let about = |command: u8| {
         let mut body = vec![command, 0, 0, 0];
         body.extend(attribute(NL80211_ATTR_IFINDEX, &index.to_ne_bytes()));
@@ -211,15 +206,22 @@ fn wireless(index: u32) -> io::Result<(Option<u64>, Option<f64>)> {
     }
 }
 
-/// The number of a family of generic netlink.
-fn family(socket: &OwnedFd, name: &[u8]) -> io::Result<u16> {
-    let mut body = vec![CTRL_CMD_GETFAMILY, 1, 0, 0];
-    body.extend(attribute(CTRL_ATTR_FAMILY_NAME, name));
-    let answer = netlink::get(socket, libc::GENL_ID_CTRL as u16, &body)?;
-    let id = attributes(answer.get(GENERIC..).unwrap_or_default())
-        .find_map(|(kind, bytes)| (kind == CTRL_ATTR_FAMILY_ID).then(|| value(bytes))?);
-    id.map(u16::from_ne_bytes)
-        .ok_or(io::ErrorKind::NotFound.into())
+/// The number of a family of generic netlink, if the kernel has it. Asked for by its name, the kernel would load a module.
+fn family(socket: &OwnedFd, name: &[u8]) -> io::Result<Option<u16>> {
+    let mut found = None;
+    let body = [CTRL_CMD_GETFAMILY, 1, 0, 0];
+    netlink::dump(socket, libc::GENL_ID_CTRL as u16, &body, |message| {
+        let of = |wanted| {
+            let all = attributes(message.get(GENERIC..).unwrap_or_default());
+            all.into_iter().find(|(kind, _)| *kind == wanted)
+        };
+        if of(CTRL_ATTR_FAMILY_NAME).is_some_and(|(_, known)| known == name) {
+            found = of(CTRL_ATTR_FAMILY_ID)
+                .and_then(|(_, id)| value(id))
+                .map(u16::from_ne_bytes);
+        }
+    })?;
+    Ok(found)
 }
 
 /// The rate and the quality of the signal in a message about a station.
@@ -259,12 +261,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interface_to__the_loopback() {
-        let index = interface_to("127.0.0.1".parse().expect("an address")).expect("a route");
-        assert_eq!(netdev::name_of(index).as_deref(), Some("lo"));
-        let index = interface_to("::ffff:127.0.0.1".parse().expect("an address"));
-        assert!(index.is_ok());
-        assert_eq!(read(index.expect("a route")), Link::default());
+    fn ask__each_path_is_read_once_in_a_second_as_long_as_somebody_asks() {
+        let path = |last| (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, last]));
+        let begin = Instant::now();
+        let at = |ms| begin + Duration::from_millis(ms);
+        let fast = Link {
+            rate: Some(1_000_000_000),
+            ..Link::default()
+        };
+        let mut known = Known::default();
+        assert_eq!(known.ask(path(2), at(0)), (Link::default(), true));
+        assert_eq!(known.ask(path(3), at(0)), (Link::default(), true));
+        assert!(!known.ask(path(2), at(5000)).1, "it is being read");
+        known.note(path(2), Some(fast), at(5000));
+        known.note(path(3), None, at(5000));
+        assert_eq!(known.ask(path(2), at(5999)), (fast, false));
+        assert_eq!(known.ask(path(2), at(6000)), (fast, true));
+        // Another one that is due is not forgotten.
+        assert_eq!(known.ask(path(3), at(6000)), (Link::default(), true));
+        known.note(path(2), Some(fast), at(6000));
+        known.note(path(3), Some(fast), at(6000));
+        assert_eq!(known.ask(path(2), at(65_999)), (fast, true));
+        assert_eq!(known.ask(path(3), at(66_001)), (Link::default(), true));
+        assert_eq!(known.0.len(), 2);
+    }
+
+    #[test]
+    fn read__the_loopback_has_no_medium() {
+        assert_eq!(read(scope::LOOPBACK), Link::default());
+        assert_eq!(read(u32::MAX), Link::default());
+        let socket = netlink::open(SockProtocol::NetlinkGeneric).expect("a socket");
+        let id = family(&socket, b"nlctrl\0").expect("a list");
+        assert_eq!(id, Some(libc::GENL_ID_CTRL as u16));
+        assert_eq!(family(&socket, b"no such\0").expect("a list"), None);
     }
 
     #[test]

@@ -166,15 +166,9 @@ impl NetMonitor {
         Some(best(&recent)?.1)
     }
 
-    /// What the link layer says of the interface to a host. Needs a runtime.
-    pub(crate) fn link_to(&self, peer: IpAddr) -> Link {
-        let index = link_layer::interface_to(peer);
-        index.map_or_else(|_| Link::default(), |index| self.link_of(index))
-    }
-
-    /// What the link layer of an interface says. Needs a runtime.
-    pub(crate) fn link_of(&self, index: u32) -> Link {
-        self.links.latest(index)
+    /// What the link layer says of the interface by which packets between these addresses leave. Needs a runtime.
+    pub(crate) fn link_between(&self, local: IpAddr, peer: IpAddr) -> Link {
+        self.links.latest((local, peer))
     }
 
     /// What one kind of connection has told, at most this long ago.

@@ -10,6 +10,7 @@ use vtl_control::{LinkStatus, PathList, PathReport, PathStatus};
 use vtl_core::netmon::{Metrics, best};
 
 use super::{Evidence, NetMonitor, Source, exporter::Row, link_layer};
+use crate::scope;
 
 /// Maximum number of paths in one message.
 const PAGE: usize = 100;
@@ -72,7 +73,7 @@ impl NetMonitor {
     /// As [`NetMonitor::report`].
     pub(crate) fn report_with_link(&self, peer: IpAddr) -> Result<PathReport, String> {
         let mut report = self.report(peer)?;
-        report.link = link_layer::interface_to(peer).ok().and_then(link);
+        report.link = scope::exit(peer, None, 0).ok().and_then(link);
         Ok(report)
     }
 }

@@ -32,7 +32,7 @@ use super::{
         peers::{Exit, Next},
         random_token,
         raw::{self, Received, Via},
-        session::{self, Aware, Keying, SessionRequest},
+        session::{self, Aware, Keying, SessionSpec},
     },
     ControlBroker,
     opening::aware,
@@ -98,11 +98,7 @@ impl ControlBroker {
     }
 
     /// Peer address and port of a session to be succeeded.
-    fn to_be_succeeded(
-        &self,
-        of: SessionKey,
-        request: &SessionRequest,
-    ) -> Result<SocketAddr, String> {
+    fn to_be_succeeded(&self, of: SessionKey, request: &SessionSpec) -> Result<SocketAddr, String> {
         let session = self.sessions.get(of.sid);
         let session = session.filter(|s| s.token == of.key);
         let session = session.ok_or("the session has ended")?;
@@ -121,7 +117,7 @@ impl ControlBroker {
 
     /// Whether the first candidate, which most peers choose, is deployed; otherwise the answer to NEGO would
     /// have to wait for it.
-    fn candidate_ready(&mut self, request: &SessionRequest) -> Result<bool, String> {
+    fn candidate_ready(&mut self, request: &SessionSpec) -> Result<bool, String> {
         let first = self.pool.candidates(request)?[0].gid;
         self.graft_ready(first)
     }
@@ -141,7 +137,7 @@ impl ControlBroker {
     ///
     /// # Errors
     /// Why there is none for sessions, in a sentence.
-    fn way_to(&self, peer: IpAddr, request: &SessionRequest) -> Result<(IpAddr, u32), String> {
+    fn way_to(&self, peer: IpAddr, request: &SessionSpec) -> Result<(IpAddr, u32), String> {
         if peer.is_loopback() || peer.is_unspecified() || peer.is_multicast() {
             return Err(format!("{peer} is not another host"));
         }
@@ -160,7 +156,7 @@ impl ControlBroker {
         &mut self,
         peer: IpAddr,
         port: u16,
-        request: &SessionRequest,
+        request: &SessionSpec,
         succeeds: Option<u32>,
         purpose: impl FnOnce(&vtl_bpf::rings::RingSet) -> Result<Aware, String>,
     ) -> Result<u32, String> {
@@ -274,7 +270,7 @@ impl ControlBroker {
         &self,
         peer: IpAddr,
         port: u16,
-        request: &SessionRequest,
+        request: &SessionSpec,
         grafts: &mut [GraftInfo],
     ) -> Result<Bounds, String> {
         let stated = match port {
@@ -288,7 +284,7 @@ impl ControlBroker {
     }
 
     /// The grafts to offer; never empty.
-    fn candidates(&self, request: &SessionRequest, port: u16) -> Result<Vec<GraftInfo>, String> {
+    fn candidates(&self, request: &SessionSpec, port: u16) -> Result<Vec<GraftInfo>, String> {
         let mut grafts = self.pool.candidates(request)?;
         if self.seals(request, port) && grafts.iter().any(|graft| graft.name != DAMAGED) {
             grafts.retain(|graft| graft.name != DAMAGED);
@@ -300,7 +296,7 @@ impl ControlBroker {
     }
 
     /// Whether to ask for keys.
-    fn seals(&self, request: &SessionRequest, port: u16) -> bool {
+    fn seals(&self, request: &SessionSpec, port: u16) -> bool {
         let wanted = request.wanted.required() | request.wanted.prefer;
         let unwanted = request.wanted.avoid | request.wanted.prohibit;
         let is_for_flows = port == GRAFT_PORT && self.config.seals_flows;

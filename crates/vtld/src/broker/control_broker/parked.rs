@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use vtl_control::Destination;
 
 use super::{
-    super::{Granted, Owner, Reply, raw::Received, session::SessionRequest},
+    super::{Granted, Owner, Reply, raw::Received, session::SessionSpec},
     ControlBroker,
 };
 
@@ -23,7 +23,7 @@ enum Parked {
 pub(in super::super) struct Connect {
     pub(in super::super) owner: Owner,
     pub(in super::super) to: Destination,
-    pub(in super::super) request: SessionRequest,
+    pub(in super::super) request: SessionSpec,
     pub(in super::super) reply: Reply<Granted>,
 }
 

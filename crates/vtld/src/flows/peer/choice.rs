@@ -213,7 +213,7 @@ impl Peer {
     }
 
     /// Forgets the session parameters of a carrier that has ended.
-    pub(in super::super) fn forget_over(&self, carrier: CarrierId) {
+    pub(in super::super) fn forget_options(&self, carrier: CarrierId) {
         self.choice.options_by_carrier.borrow_mut().remove(&carrier);
     }
 
@@ -537,8 +537,8 @@ impl Peer {
         }
         let all = Profile::ALL.into_iter().zip(carried);
         let shown = all.filter_map(|(profile, bytes)| Some((profile, bytes?)));
-        let max = shown.max_by_key(|(_, [sent, received])| sent.saturating_add(*received));
-        max.map(|(profile, _)| profile)
+        let fullest = shown.max_by_key(|(_, [sent, received])| sent.saturating_add(*received));
+        fullest.map(|(profile, _)| profile)
     }
 
     /// Notes the bytes that a flow has sent and received by its end.

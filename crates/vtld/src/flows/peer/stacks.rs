@@ -62,12 +62,14 @@ impl Peer {
         stacks.collect()
     }
 
-    /// Notes what the link layer below each carrier says. `of`: its rate at the interface with an address of this host,
+    /// Notes what the link layer below each carrier says. `of`: its rate between addresses of this host and of the peer,
     /// bit/s.
-    pub(in super::super) fn note_link_rates(&self, of: impl Fn(IpAddr) -> Option<u64>) {
+    pub(in super::super) fn note_link_rates(&self, of: impl Fn(IpAddr, IpAddr) -> Option<u64>) {
         for running in self.carriers.borrow().values() {
             let between = running.carrier.between();
-            let rate = between.and_then(|(local, _)| of(local)).unwrap_or(0);
+            let rate = between
+                .and_then(|(local, peer)| of(local, peer))
+                .unwrap_or(0);
             running.link_rate.set(rate / 8);
         }
     }

@@ -137,12 +137,12 @@ impl FromStr for Prefix {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| NoPrefix)?;
-        let max = if address.is_ipv4() { 32 } else { 128 };
+        let width = if address.is_ipv4() { 32 } else { 128 };
         let bits = match bits {
             Some(bits) => bits.parse().map_err(|_| NoPrefix)?,
-            None => max,
+            None => width,
         };
-        match bits <= max {
+        match bits <= width {
             true => Ok(Self::new(address, bits)),
             false => Err(NoPrefix),
         }

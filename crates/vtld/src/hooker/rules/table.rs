@@ -281,6 +281,22 @@ mod tests {
         }
     }
 
+    /// The table is as long before a file appears as behind it.
+    #[test]
+    fn compile__what_is_absent_has_its_step() {
+        let compiled = |test| {
+            let entry = Entry {
+                all: vec![vec![test]],
+                local: false,
+                act: Act::default(),
+            };
+            compile(&[entry]).expect("room")
+        };
+        let there = Test::Exe { id: 7, device: 1 };
+        assert_eq!(compiled(Test::ABSENT).len(), compiled(there).len());
+        assert_ne!(compiled(Test::ABSENT), compiled(there));
+    }
+
     #[test]
     fn compile__says_when_it_is_too_much() {
         let many = |count| Entry {

@@ -45,7 +45,7 @@ use super::{
     layered::{self, CarrierLayers, Inbox},
 };
 use crate::{
-    broker::{self, Doorbell, Owner, session_request},
+    broker::{self, Doorbell, Owner, spec_for_flows},
     network::{Network, Waiting},
 };
 use moving::Graft;
@@ -186,7 +186,7 @@ impl Endpoint for Sessions {
             let watch = Arc::downgrade(&waits);
             let asked = spawn_blocking(move || {
                 let gone = || watch.strong_count() == 0;
-                let mut request = session_request(options.as_deref());
+                let mut request = spec_for_flows(options.as_deref());
                 request.from = (path != 0).then_some(local);
                 if encrypted {
                     request.wanted.services = request.wanted.services | Services::ENCRYPTION;

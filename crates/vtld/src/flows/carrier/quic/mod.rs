@@ -89,11 +89,11 @@ impl Window {
     fn ease(&self, rtt: Duration) {
         let part = TICK.as_secs_f64() / rtt.max(TICK).as_secs_f64() / 4.0;
         let eased = (f64::from(self.size.get()) * (1.0 - part)) as u32;
-        let min = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
+        let floor = match self.latest.get().elapsed() < QUIET.max(4 * rtt) {
             true => endpoint::FIRST_WINDOW,
             false => endpoint::MIN_WINDOW,
         };
-        self.set(eased.max(min.min(self.size.get())));
+        self.set(eased.max(floor.min(self.size.get())));
     }
 
     fn set(&self, window: u32) {

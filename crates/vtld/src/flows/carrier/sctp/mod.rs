@@ -344,13 +344,13 @@ impl Wire {
         let mut rest = packets;
         while let Some(first) = rest.first() {
             // GSO: a run of packets of equal size, the last of which may be shorter.
-            let max = self
+            let segments = self
                 .state
                 .max_gso_segments()
                 .min(DATAGRAM / first.len().max(1));
-            let equal = rest.iter().take(max.max(1));
+            let equal = rest.iter().take(segments.max(1));
             let mut run = equal.take_while(|p| p.len() == first.len()).count();
-            if run < max && rest.get(run).is_some_and(|p| p.len() < first.len()) {
+            if run < segments && rest.get(run).is_some_and(|p| p.len() < first.len()) {
                 run += 1;
             }
             let joined;
