@@ -34,7 +34,7 @@ pub(super) enum By {
     /// The conditions of a rule.
     Rule(Arc<str>, Arc<When>),
     /// The model.
-    Model(ByModel),
+    Model(Box<ByModel>),
 }
 
 /// What decides about one association, followed.

@@ -163,7 +163,7 @@ impl Flows {
         let choice = ByModel::choice_of(peer.settled_target().as_ref());
         let engine = Engine::resume_by_model(auto.profile, DEFAULT_DWELL, choice);
         let engine = engine.with_bounds(auto.bounds);
-        let following = Following::new(By::Model(ByModel::default()), engine);
+        let following = Following::new(By::Model(Box::default()), engine);
         peer.follow_anew(&following);
         following
     }
