@@ -14,10 +14,13 @@ pub(crate) fn counters(entry: &Session<'_>) -> Option<Counters> {
     // The kernel counts packets that arrive, and bytes that leave.
     let arrived = u128::from(meter.received) * u128::from(sender.bytes);
     let delivered = arrived / u128::from(entry.sent().max(1));
+    // What a session supposes before its first sample is of earlier times.
+    let min_rtt = entry.measured_rtt();
+    let sampled = |value| min_rtt.map(|_| value);
     Some(Counters {
-        rtt: Some(entry.srtt()),
-        rtt_variance: Some(sender.rtt_variance),
-        min_rtt: entry.measured_rtt(),
+        rtt: sampled(entry.srtt()),
+        rtt_variance: sampled(sender.rtt_variance),
+        min_rtt,
         sent,
         lost: sent.wrapping_sub(meter.arrived),
         delivered: u64::try_from(delivered).ok(),
