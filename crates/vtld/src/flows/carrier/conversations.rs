@@ -11,20 +11,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{
-    net::UdpSocket,
-    sync::Notify,
-    task::spawn_local,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Notify, task::spawn_local, time::timeout};
 use vtl_core::layers::Pipeline;
 use vtl_proto::frame::{HEADER, Side};
 
 use super::{
-    Expected, HANDSHAKE, Local, SOCKET_PAUSE,
+    Expected, HANDSHAKE, Local,
     framed::Pipe,
     library::{Layering, Library, Opened, Opening, Opens},
     sealed,
+    segments::Segments,
 };
 
 /// UDP payload that fits every IPv6 path, bytes.
@@ -66,7 +62,7 @@ pub(super) struct Start {
 
 struct Shared<P> {
     protocol: P,
-    socket: Rc<UdpSocket>,
+    socket: Rc<Segments>,
     conversations: Rc<RefCell<HashMap<Key, Rc<Conversation>>>>,
     /// By the client's address, and its conversation's number.
     grants: RefCell<HashMap<(IpAddr, u32), Expected>>,
@@ -115,7 +111,7 @@ impl<P: Protocol> Conversations<P> {
     ) -> io::Result<Self> {
         let shared = Rc::new(Shared {
             protocol,
-            socket: Rc::new(UdpSocket::from_std(socket)?),
+            socket: Rc::new(Segments::new(socket)?),
             conversations: Rc::default(),
             grants: RefCell::default(),
             arrivals,
@@ -188,17 +184,12 @@ impl<P: Protocol> Library for Conversations<P> {
 impl<P: Protocol> Shared<P> {
     /// Receives datagrams. Never returns.
     async fn receive(self: Rc<Self>) {
-        let mut buffer = vec![0; 64 << 10];
-        loop {
-            let Ok((len, from)) = self.socket.recv_from(&mut buffer).await else {
-                sleep(SOCKET_PAUSE).await;
-                continue;
-            };
-            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-            if (P::MIN_PACKET..=DATAGRAM).contains(&len) {
-                self.route(from, &buffer[..len]);
+        let route = |from, _, packet: &[u8]| {
+            if (P::MIN_PACKET..=DATAGRAM).contains(&packet.len()) {
+                self.route(from, packet);
             }
-        }
+        };
+        self.socket.receive(route).await;
     }
 
     fn route(self: &Rc<Self>, from: SocketAddr, packet: &[u8]) {
@@ -274,7 +265,7 @@ impl<P: Protocol> Shared<P> {
 
 /// A conversation's own end of it, for its task; the conversation ends when it is dropped.
 pub(super) struct Talk {
-    socket: Rc<UdpSocket>,
+    socket: Rc<Segments>,
     conversations: Rc<RefCell<HashMap<Key, Rc<Conversation>>>>,
     conversation: Rc<Conversation>,
     key: Key,
@@ -316,17 +307,16 @@ impl Talk {
         self.conversation.failed.replace(Some(why));
     }
 
-    /// Sends a packet, which begins with the number. One that cannot be sent counts as lost.
-    pub(super) async fn transmit(&self, packet: Bytes) {
-        let to = match (self.key.0, self.socket.local_addr()) {
-            // The socket's family.
-            (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
-                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-            }
-            (peer, _) => peer,
-        };
-        let datagram = self.conversation.datagrams.borrow_mut().seal(packet);
-        let _ = self.socket.send_to(&datagram, to).await;
+    /// Sends packets, which begin with the number. One that cannot be sent counts as lost.
+    pub(super) async fn transmit(&self, packets: impl IntoIterator<Item = Bytes>) {
+        let sealed = self.seal(packets);
+        self.socket.send(self.key.0, None, &sealed).await;
+    }
+
+    fn seal(&self, packets: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
+        let mut datagrams = self.conversation.datagrams.borrow_mut();
+        let sealed = packets.into_iter().map(|packet| datagrams.seal(packet));
+        sealed.collect()
     }
 }
 

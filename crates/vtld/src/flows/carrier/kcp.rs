@@ -194,9 +194,7 @@ impl Driver {
     async fn transmit(&mut self) {
         let packets = std::mem::take(&mut *self.outbox.0.borrow_mut());
         let Some(layers) = &mut self.layers else {
-            for packet in packets {
-                self.talk.transmit(packet).await;
-            }
+            self.talk.transmit(packets).await;
             return;
         };
         for packet in packets {

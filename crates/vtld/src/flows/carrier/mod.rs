@@ -11,6 +11,7 @@ pub(super) mod process;
 mod quic;
 mod sctp;
 mod sealed;
+mod segments;
 mod stack;
 
 use std::{

@@ -656,7 +656,8 @@ impl Driver {
     async fn transmit(&self, packets: Vec<Bytes>) {
         let seal = |packet| self.shared.datagrams.borrow_mut().seal(packet);
         let datagrams: Vec<_> = packets.into_iter().map(seal).collect();
-        self.wire.send(&self.path, &datagrams).await;
+        let (to, from) = (self.path.peer, self.path.local);
+        self.wire.socket.send(to, from, &datagrams).await;
     }
 
     /// Notes tags and TSNs of an outgoing packet. Returns it as to be sent, INIT without extensions.

@@ -20,17 +20,14 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     future::Future,
-    io::{self, IoSliceMut},
+    io,
     net::{IpAddr, SocketAddr},
     rc::Rc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSocketState};
 use tokio::{
-    io::Interest,
-    net::UdpSocket,
     sync::oneshot,
     task::spawn_local,
     time::{sleep, timeout},
@@ -39,16 +36,14 @@ use vtl_control::CarrierPath;
 use vtl_proto::frame::Side;
 
 use super::{
-    Expected, HANDSHAKE, Local, SOCKET_PAUSE,
+    Expected, HANDSHAKE, Local,
     library::{Library, Opened, Opening, Opens, ms},
     sealed,
+    segments::Segments,
 };
 use crate::panics;
 use association::{Driver, Role, Shared};
 use packet::Header;
-
-/// Size of a receive buffer, bytes.
-const DATAGRAM: usize = 64 << 10;
 
 /// Addresses and ports of an association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,8 +72,7 @@ type Grants = HashMap<(IpAddr, u16, u16), Expected>;
 
 /// The socket, and the associations and grants that received packets are routed to.
 struct Wire {
-    socket: UdpSocket,
-    state: UdpSocketState,
+    socket: Segments,
     /// By the peer's address, the local SCTP port, and the peer's.
     associations: RefCell<HashMap<(SocketAddr, u16, u16), Rc<Shared>>>,
     grants: RefCell<Grants>,
@@ -107,17 +101,11 @@ impl Drop for Pending {
     }
 }
 
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
 impl Sctp {
     /// Starts the endpoint on a non-blocking socket.
     pub(super) fn start(socket: std::net::UdpSocket, arrivals: Opens) -> io::Result<Self> {
-        let state = UdpSocketState::new((&socket).into())?;
         let wire = Rc::new(Wire {
-            socket: UdpSocket::from_std(socket)?,
-            state,
+            socket: Segments::new(socket)?,
             associations: RefCell::default(),
             grants: RefCell::default(),
             arrivals,
@@ -255,32 +243,8 @@ impl Wire {
 
     /// Receives datagrams. Never returns.
     async fn receive(self: Rc<Self>) {
-        let mut buffers = vec![vec![0; DATAGRAM]; BATCH_SIZE];
-        let mut metas = [RecvMeta::default(); BATCH_SIZE];
-        loop {
-            let got = self
-                .socket
-                .async_io(Interest::READABLE, || {
-                    let mut slices: Vec<_> =
-                        buffers.iter_mut().map(|b| IoSliceMut::new(b)).collect();
-                    self.state
-                        .recv((&self.socket).into(), &mut slices, &mut metas)
-                })
-                .await;
-            let Ok(got) = got else {
-                sleep(SOCKET_PAUSE).await;
-                continue;
-            };
-            for (meta, buffer) in metas.iter().zip(&buffers).take(got) {
-                let peer = canonical(meta.addr);
-                let local = meta.dst_ip.map(|ip| ip.to_canonical());
-                for packet in buffer[..meta.len].chunks(meta.stride.max(1)) {
-                    self.route(peer, local, packet);
-                }
-            }
-            // Let the associations run.
-            tokio::task::yield_now().await;
-        }
+        let route = |peer, local, packet: &[u8]| self.route(peer, local, packet);
+        self.socket.receive(route).await;
     }
 
     fn route(self: &Rc<Self>, peer: SocketAddr, local: Option<IpAddr>, packet: &[u8]) {
@@ -337,51 +301,5 @@ impl Wire {
         self.enter(&path, &shared);
         spawn_local(panics::isolated(driver.run()));
         Some((shared, packet))
-    }
-
-    /// Sends packets, waiting for room in the socket.
-    async fn send(&self, path: &Path, packets: &[Bytes]) {
-        let mut rest = packets;
-        while let Some(first) = rest.first() {
-            // GSO: a run of packets of equal size, the last of which may be shorter.
-            let segments = self
-                .state
-                .max_gso_segments()
-                .min(DATAGRAM / first.len().max(1));
-            let equal = rest.iter().take(segments.max(1));
-            let mut run = equal.take_while(|p| p.len() == first.len()).count();
-            if run < segments && rest.get(run).is_some_and(|p| p.len() < first.len()) {
-                run += 1;
-            }
-            let joined;
-            let contents: &[u8] = match run {
-                1 => first,
-                _ => {
-                    joined = rest[..run].concat();
-                    &joined
-                }
-            };
-            let transmit = Transmit {
-                destination: self.destination(path.peer),
-                ecn: None,
-                contents,
-                segment_size: (run > 1).then_some(first.len()),
-                src_ip: path.local,
-            };
-            let send = || self.state.send((&self.socket).into(), &transmit);
-            // A packet that cannot be sent counts as lost.
-            let _ = self.socket.async_io(Interest::WRITABLE, send).await;
-            rest = &rest[run..];
-        }
-    }
-
-    /// Maps an address to the socket's family.
-    fn destination(&self, peer: SocketAddr) -> SocketAddr {
-        match (peer, self.socket.local_addr()) {
-            (SocketAddr::V4(v4), Ok(SocketAddr::V6(_))) => {
-                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-            }
-            _ => peer,
-        }
     }
 }

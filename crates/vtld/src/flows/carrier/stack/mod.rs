@@ -33,6 +33,8 @@ use outside::Outside;
 
 /// Bytes in front of a packet of the layers: the number, and the kind of the message.
 const HEAD: usize = NUMBER + 1;
+/// Maximum number of packets that are given to the socket together.
+const RUN: usize = 64;
 /// Minimum room for a packet above the layers, bytes: KCP's packets fit.
 const MIN_CAPACITY: usize = 256;
 /// Interval of SETUP, at least and at most; else twice the round-trip time.
@@ -166,7 +168,7 @@ async fn propose(
     let interval = 2 * start.rtt.unwrap_or_default();
     let interval = interval.clamp(SETUP.0, SETUP.1);
     loop {
-        talk.transmit(layers.message(setup)).await;
+        talk.transmit([layers.message(setup)]).await;
         let answered = next(talk, |message| match message {
             Message::Accept => Some(Ok(())),
             Message::Refuse(why) => Some(Err(why.escape_debug().to_string())),
@@ -209,11 +211,14 @@ async fn answer(
         let number = number(start.token).to_le_bytes();
         match built(talk, start, outside, &text, rate) {
             Ok((description, layers)) => {
-                talk.transmit(message(number, Message::Accept)).await;
+                talk.transmit([message(number, Message::Accept)]).await;
                 return Ok((description, layers));
             }
             // Until the opener has it: it asks again otherwise.
-            Err(why) => talk.transmit(message(number, Message::Refuse(&why))).await,
+            Err(why) => {
+                talk.transmit([message(number, Message::Refuse(&why))])
+                    .await;
+            }
         }
     }
 }
@@ -281,7 +286,7 @@ impl UdpLayers {
         match datagram.get(NUMBER..).and_then(Message::parse) {
             Some(Message::Packet(packet)) => self.pipeline.receive(self.now(), packet),
             Some(Message::Setup { token, .. }) if Some(token) == self.token => {
-                talk.transmit(self.message(Message::Accept)).await;
+                talk.transmit([self.message(Message::Accept)]).await;
             }
             _ => {}
         }
@@ -303,15 +308,23 @@ impl UdpLayers {
     pub(super) async fn transmit(&mut self, talk: &Talk) -> bool {
         self.pipeline.handle_timeout(self.now());
         let mut has_sent = false;
-        while let Some(packet) = self.pipeline.poll_transmit(self.now()) {
-            let mut datagram = BytesMut::with_capacity(HEAD + packet.len());
-            datagram.extend_from_slice(&self.number);
-            datagram.extend_from_slice(&[Message::PACKET]);
-            datagram.extend_from_slice(packet.bytes());
-            talk.transmit(datagram.freeze()).await;
+        loop {
+            let mut run = Vec::new();
+            while run.len() < RUN
+                && let Some(packet) = self.pipeline.poll_transmit(self.now())
+            {
+                let mut datagram = BytesMut::with_capacity(HEAD + packet.len());
+                datagram.extend_from_slice(&self.number);
+                datagram.extend_from_slice(&[Message::PACKET]);
+                datagram.extend_from_slice(packet.bytes());
+                run.push(datagram.freeze());
+            }
+            if run.is_empty() {
+                return has_sent;
+            }
             has_sent = true;
+            talk.transmit(run).await;
         }
-        has_sent
     }
 
     /// What the layers know of the path. `is_idle`: there is nothing more to send.
