@@ -83,7 +83,6 @@ enum Action<'a> {
     },
     AddCarrier {
         carrier: u8,
-        retains: bool,
         loses: bool,
     },
     BreakCarrier {
@@ -204,10 +203,6 @@ impl Host {
     /// What the local side of the flow sends next by a path, as far as that takes it.
     fn send(&mut self, id: FlowId, len: u16, urgent: bool) {
         let path = self.core.flow(id).map_or(Path::Tcp, |f| f.send.path());
-        let retains = match path {
-            Path::Tcp => false,
-            Path::Carrier(carrier) => self.core.retains(carrier),
-        };
         let Some(flow) = self.core.flow_mut(id).filter(|f| f.error().is_none()) else {
             return;
         };
@@ -217,13 +212,12 @@ impl Host {
                 let sent = bytes(chunk.offset, chunk.bytes.len() as u64);
                 assert!(chunk.bytes == sent, "what goes again is something else");
                 assert!(chunk.end() <= flow.send.next_offset());
-                flow.send.sent_again(chunk.bytes.len().div_ceil(2), retains);
+                flow.send.sent_again(chunk.bytes.len().div_ceil(2));
             }
             Some(Next::New { offset, max }) => {
                 assert!((1..=u64::from(len)).contains(&max));
                 assert_eq!(offset, flow.send.next_offset());
-                flow.send
-                    .sent_new(Bytes::from(bytes(offset, max)), urgent, retains);
+                flow.send.sent_new(Bytes::from(bytes(offset, max)), urgent);
             }
             Some(Next::Fin) => flow.send.sent_fin(),
             None => {}
@@ -386,30 +380,29 @@ impl Host {
                 }
                 let _ = self.core.handle(self.now, carrier(by), bytes);
             }
-            Action::AddCarrier {
-                carrier: id,
-                retains,
-                loses,
-            } => {
-                self.core.add_carrier(carrier(id), retains, loses);
+            Action::AddCarrier { carrier: id, loses } => {
+                self.core.add_carrier(carrier(id), loses);
             }
             Action::BreakCarrier {
                 carrier: id,
                 gives_back,
             } => {
-                let back = (0..FLOWS).map(flow).filter_map(|id| {
-                    let sent = self.core.flow(id)?.send.next_offset();
-                    let offset = sent.saturating_sub(1000);
-                    let bytes = Bytes::from(bytes(offset, sent - offset));
-                    let chunk = Chunk {
-                        offset,
-                        bytes,
-                        urgent: false,
+                for id in (0..FLOWS).map(flow).filter(|_| gives_back) {
+                    let Some(flow) = self.core.flow_mut(id) else {
+                        continue;
                     };
-                    (gives_back && sent > 0).then_some((id, chunk))
-                });
-                let back: Vec<_> = back.collect();
-                self.core.carrier_broken(carrier(id), back);
+                    let sent = flow.send.next_offset();
+                    let offset = sent.saturating_sub(1000);
+                    if sent > 0 {
+                        flow.send.returned(&Chunk {
+                            offset,
+                            bytes: Bytes::from(bytes(offset, sent - offset)),
+                            urgent: false,
+                        });
+                        self.core.touch(id);
+                    }
+                }
+                self.core.carrier_broken(carrier(id));
             }
             Action::Open { flow: id, tolerant } => {
                 let id = flow(id);
@@ -513,7 +506,7 @@ impl Host {
         assert!(flows > 0 || self.core.memory() <= (1 << 20) + (1 << 17));
         while let Some(event) = self.core.poll_event() {
             if let Event::Broken(id) = event {
-                self.core.carrier_broken(id, []);
+                self.core.carrier_broken(id);
             }
         }
     }

@@ -52,7 +52,7 @@ enum Action {
     },
     NewCarrier {
         host: bool,
-        gives_back: bool,
+        is_unordered: bool,
     },
     Fill {
         host: bool,
@@ -106,17 +106,14 @@ struct Flow {
     directions: [Direction; 2],
 }
 
-/// A packet, and the chunks in it.
-type Sent = (Vec<u8>, Vec<(FlowId, Chunk)>);
-
 struct Carrier {
     number: u32,
     opener: usize,
-    gives_back: bool,
+    is_unordered: bool,
     dead: bool,
     used: [bool; 2],
     /// By sender: under way.
-    pipes: [VecDeque<Sent>; 2],
+    pipes: [VecDeque<Vec<u8>>; 2],
 }
 
 fn side(opener: usize, host: usize) -> Side {
@@ -160,20 +157,13 @@ impl Network {
     }
 
     /// The application's next bytes by a path.
-    fn next(
-        &mut self,
-        host: usize,
-        flow: usize,
-        path: Path,
-        max: usize,
-        retain: bool,
-    ) -> Option<Chunk> {
+    fn next(&mut self, host: usize, flow: usize, path: Path, max: usize) -> Option<Chunk> {
         let direction = &mut self.flows[flow].directions[host];
         let state = self.hosts[host].flow_mut(id(flow, host))?;
         assert!(state.error().is_none(), "honest hosts reset nothing");
         match state.send.next(path, max)? {
             Next::Again(chunk) => {
-                state.send.sent_again(chunk.bytes.len(), retain);
+                state.send.sent_again(chunk.bytes.len());
                 Some(chunk)
             }
             Next::New { offset, max } => {
@@ -183,7 +173,7 @@ impl Network {
                 }
                 let bytes = (offset..offset + len).map(|at| pattern(flow as u32, host, at));
                 let bytes: Bytes = bytes.collect();
-                state.send.sent_new(bytes.clone(), false, retain);
+                state.send.sent_new(bytes.clone(), false);
                 Some(Chunk {
                     offset,
                     bytes,
@@ -198,7 +188,7 @@ impl Network {
     }
 
     fn tcp_write(&mut self, host: usize, flow: usize, len: usize) {
-        if let Some(chunk) = self.next(host, flow, Path::Tcp, len, false) {
+        if let Some(chunk) = self.next(host, flow, Path::Tcp, len) {
             self.flows[flow].directions[host].pipe.extend(&chunk.bytes);
         }
         let state = self.hosts[host].flow(id(flow, host));
@@ -258,17 +248,15 @@ impl Network {
             return;
         }
         let by = self.carriers[carrier].id(host);
-        let retain = self.hosts[host].retains(by);
         let mut packet = vec![0; 200 + len];
         let mut used = self.hosts[host].poll_control(by, &mut packet);
-        let mut chunks = Vec::new();
         for flow in 0..self.flows.len() {
             let room = packet.len() - used;
             if room <= frame::HEADER {
                 break;
             }
             let path = Path::Carrier(by);
-            let Some(chunk) = self.next(host, flow, path, room - frame::HEADER, retain) else {
+            let Some(chunk) = self.next(host, flow, path, room - frame::HEADER) else {
                 continue;
             };
             let frame = Frame::Chunk {
@@ -279,12 +267,11 @@ impl Network {
                 urgent: chunk.urgent,
             };
             used += frame.emit(&mut packet[used..]).expect("there is room");
-            chunks.push((id(flow, host), chunk));
             self.hosts[host].touch(id(flow, host));
         }
         packet.truncate(used);
         if used > 0 {
-            self.carriers[carrier].pipes[host].push_back((packet, chunks));
+            self.carriers[carrier].pipes[host].push_back(packet);
         }
     }
 
@@ -293,12 +280,11 @@ impl Network {
         if carrier.dead || !carrier.used[host] {
             return;
         }
-        // One that gives back what was not acknowledged may have it arrive in any order.
-        let which = if carrier.gives_back { which } else { 0 };
+        let which = if carrier.is_unordered { which } else { 0 };
         let by = carrier.id(host);
         let pipe = &mut carrier.pipes[1 - host];
         let which = which % pipe.len().max(1);
-        if let Some((packet, _)) = pipe.remove(which) {
+        if let Some(packet) = pipe.remove(which) {
             self.hosts[host]
                 .handle(self.now, by, &packet)
                 .expect("well-formed");
@@ -311,17 +297,9 @@ impl Network {
             return;
         }
         let by = found.id(host);
-        let mut undelivered = Vec::new();
-        if found.gives_back {
-            undelivered.extend(
-                found.pipes[host]
-                    .iter()
-                    .flat_map(|(_, chunks)| chunks.clone()),
-            );
-        }
         // What has arrived is looked at before; what the other side has sent is lost.
         found.dead = true;
-        self.hosts[host].carrier_broken(by, undelivered);
+        self.hosts[host].carrier_broken(by);
     }
 
     fn act(&mut self, action: &Action) {
@@ -353,7 +331,9 @@ impl Network {
                 let to = carrier.map_or(Path::Tcp, |c| Path::Carrier(self.carriers[c].id(host)));
                 self.hosts[host].move_flow(id(flow(f), host), to);
             }
-            Action::NewCarrier { host, gives_back } => self.new_carrier(host.into(), gives_back),
+            Action::NewCarrier { host, is_unordered } => {
+                self.new_carrier(host.into(), is_unordered)
+            }
             Action::Fill { host, carrier, len } => {
                 if let Some(carrier) = self.carrier(carrier) {
                     self.fill(host.into(), carrier, len.into());
@@ -399,7 +379,7 @@ impl Network {
         self.hosts[host].touch(id(flow, host));
     }
 
-    fn new_carrier(&mut self, opener: usize, gives_back: bool) {
+    fn new_carrier(&mut self, opener: usize, is_unordered: bool) {
         self.carriers.retain(|carrier| carrier.used != [false; 2]);
         if self.carriers.len() == CARRIERS {
             return;
@@ -408,13 +388,13 @@ impl Network {
         let carrier = Carrier {
             number: self.next_carrier,
             opener,
-            gives_back,
+            is_unordered,
             dead: false,
             used: [true; 2],
             pipes: Default::default(),
         };
         for host in 0..2 {
-            self.hosts[host].add_carrier(carrier.id(host), !gives_back, false);
+            self.hosts[host].add_carrier(carrier.id(host), false);
         }
         self.carriers.push(carrier);
     }

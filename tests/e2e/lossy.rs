@@ -457,6 +457,7 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
     const NEAR: f64 = 10.0;
     const FAR: f64 = 200.0;
     const LARGE: usize = 8 << 20;
+    const WINDOW: u64 = 128;
     let Some(mut world) = World::bare("lossy-when", &Link::new(NEAR, 50.0)) else {
         return;
     };
@@ -474,7 +475,7 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         format!(
             "[[rule]]\nname = \"far\"\nport = [{TALK}, {OTHER}]\ncarrier = \"graft:go-back-n?window=64\"\n\
              loss_tolerant = true\ndwell = \"500ms\"\nwhen = {{ if = \"rtt >= 100ms for 200ms\", \
-             carrier = \"graft:partial-reliability?max-loss=50&window=512\" }}\n"
+             carrier = \"graft:partial-reliability?max-loss=50&window={WINDOW}\" }}\n"
         ),
     );
     world.start(Host::Server, &["--rules", &server, "--log", "debug"]);
@@ -533,9 +534,11 @@ fn lossy__a_condition_moves_to_partial_reliability_and_back() {
         log().contains("to=graft:go-back-n?window=64")
     });
     let (so_far, at) = (talk.skipped(), arrived());
+    // Two windows: what was on its way then, and what went the old way until the server was told.
+    let on_its_way = 2 * WINDOW * 1500;
     until("it goes on", || {
         assert!(call.ended().is_none(), "it ended");
-        arrived() > at + 300_000
+        arrived() > at + on_its_way
     });
     let lost = talk.skipped();
     let missed = talk.missed_by(call, "when");
