@@ -101,8 +101,7 @@ pub fn get(socket: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Type and body of an answer of one message. The kernel answers synchronously.
 fn answer(socket: &OwnedFd) -> io::Result<(u16, Vec<u8>)> {
-    // What is said of an interface may be long.
-    let mut answer = vec![0; 32 << 10];
+    let mut answer = [0; 4096];
     let got = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
     let (kind, body, _) = split(&answer[..got]).ok_or(io::ErrorKind::InvalidData)?;
     Ok((kind, body.to_vec()))

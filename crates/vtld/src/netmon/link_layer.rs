@@ -136,7 +136,7 @@ const MODEMS: [&str; 9] = [
 
 /// The medium of an interface that is not Wi-Fi.
 fn medium(index: u32) -> io::Result<Option<Medium>> {
-    /// RTEXT_FILTER_SKIP_STATS: there may be much of that.
+    /// RTEXT_FILTER_SKIP_STATS: the answer is short without.
     const NO_STATISTICS: u32 = 1 << 3;
     // struct ifinfomsg: the device's type, and its index.
     let mut body = vec![0; 16];
