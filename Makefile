@@ -39,23 +39,24 @@ bench-full: preflight build ## Every plan: many hours
 	@mkdir -p $(TARGET)/bench-full
 	@$(TARGET)/release/vtl bench run bench/plans/*.toml --json $(TARGET)/bench-full/rows.json --plot $(TARGET)/bench-full
 
-# Lints and the tests of each crate but $(1) in one pass: clippy is the compiler. It builds soonest without optimisation, debug
-# information and what is kept for the next build. The end-to-end tests are compiled and not run, and what is forked has no lints.
+# Lints and the tests of each crate but $(1) in one pass, and what fuzzing has found so far: clippy is the compiler. It builds
+# soonest without optimisation, debug information and what is kept for the next build. The end-to-end tests are compiled and not
+# run, and what is forked has no lints.
 crates = export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__; \
 	 $(CARGO) test --workspace --exclude sctp-proto --all-targets --locked --quiet --no-run && \
-	 $(CARGO) test --workspace $(patsubst %,--exclude %,vtl-e2e sctp-proto $(1)) --lib --bins --tests --locked --quiet
+	 $(CARGO) test --workspace $(patsubst %,--exclude %,vtl-e2e sctp-proto $(1)) --lib --bins --tests --locked --quiet && \
+	 scripts/fuzz.sh replay
 documents = RUSTDOCFLAGS='-D warnings' $(CARGO) doc --release --workspace --no-deps --locked --quiet
 
 check: format ## In one to two minutes (the first time five), without root: formatting, lints, the tests of each crate
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; unset CI; $(call crates); $(list_skipped)
 
 # What is simulated is optimised here.
-test: preflight format build ## What check does, documentation, fuzzing and the end-to-end tests, some forty minutes (as root, for hosts and links)
+test: preflight format build ## What check does, documentation and the end-to-end tests, some forty minutes (as root, for hosts and links)
 	@rm -f $(SKIPPED); export VTL_SKIPPED=$(SKIPPED) RUST_BACKTRACE=0; \
 	 ($(call crates,vtl-sim)) && \
 	 $(CARGO) test --release -p vtl-sim -p sctp-proto --locked --quiet && \
 	 $(documents) && scripts/deny.sh && scripts/check-headers.sh && \
-	 scripts/fuzz.sh 5 && \
 	 $(CARGO) test --release --workspace --locked --test e2e -- --test-threads=4; $(list_skipped)
 
 fuzz: setup ## Coverage-guided fuzzing of all that strangers reach, 20 s for each target, or SECONDS=n, TARGETS='wire nego'

@@ -3,6 +3,8 @@
 #
 #   scripts/fuzz.sh [SECONDS [TARGET...]]    20 s each unless said otherwise, all targets unless some are named
 #   scripts/fuzz.sh build                    only builds them
+#   scripts/fuzz.sh replay                   runs what is in the corpora, each input once, in targets built as tests are:
+#                                            soon done, and finds nothing new
 #   scripts/fuzz.sh merge [TARGET...]        adds what was found since to the committed corpora, as few inputs as
 #                                            reach the same code
 #
@@ -15,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-20}
 [ $# = 0 ] || shift
 case $what in
-build | merge) ;;
+build | replay | merge) ;;
 *[!0-9]* | '' | 0)
     printf 'fuzz: "%s" is no number of seconds\n' "$what" >&2
     exit 2
@@ -23,6 +25,8 @@ build | merge) ;;
 esac
 mkdir -p "${CARGO_TARGET_DIR:-target}/fuzz/corpus" "${CARGO_TARGET_DIR:-target}/fuzz/logs"
 build=$(cd "${CARGO_TARGET_DIR:-target}/fuzz" && pwd)
+# libFuzzer is C++, and a compiler for that comes with clang.
+export CXX=${CXX:-clang++-19}
 if [ $# = 0 ]; then
     selected=(--bins)
     mapfile -t targets < <(sed -n '/^\[\[bin\]\]/,$s/^name = "\(.*\)"/\1/p' fuzz/Cargo.toml)
@@ -31,16 +35,27 @@ else
     targets=("$@")
 fi
 
+if [ "$what" = replay ]; then
+    cargo build --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" --target-dir "$build/.."
+    for name in "${targets[@]}"; do
+        log=$build/logs/$name
+        if ! "$build/../debug/$name" -rss_limit_mb=2048 -timeout=30 "fuzz/corpus/$name"/* >"$log" 2>&1; then
+            grep -m1 -E 'panicked|SUMMARY|ERROR' -A1 "$log" >&2 || tail -n 5 "$log" >&2
+            printf 'fuzz: %s fails at %s (%s)\n' "$name" "$(sed -n 's/^Running: //p' "$log" | tail -n1)" "$log" >&2
+            exit 1
+        fi
+    done
+    exit 0
+fi
+
 host=$(rustc --version --verbose | sed -n 's/^host: //p')
 bin=$build/$host/release
 flags="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module"
 for option in level=4 inline-8bit-counters pc-table trace-compares; do
     flags+=" -Cllvm-args=-sanitizer-coverage-$option"
 done
-# In a folder of its own: RUSTC_BOOTSTRAP has `make build` do its work again. libFuzzer is C++, and a compiler for that
-# comes with clang.
-RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 CXX=${CXX:-clang++-19} \
-    cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" \
+# In a folder of its own: RUSTC_BOOTSTRAP has `make build` do its work again.
+RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" \
     --target "$host" --target-dir "$build"
 [ "$what" != build ] || exit 0
 
