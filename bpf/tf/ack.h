@@ -13,15 +13,17 @@
 #include "vtl/tag.h"
 
 /* Words from that of cum to that of the last packet received. */
-VTL_INLINE __u32 vtl_rx_words(const struct vtl_session *s) {
-    if (s->rx.max <= s->rx.cum)
+VTL_GLOBAL __u32 vtl_rx_words(const struct vtl_session *s) {
+    if (!s || s->rx.max <= s->rx.cum)
         return 0;
     __u64 words = (s->rx.max + 63) / 64 - s->rx.cum / 64;
     return words < VTL_WINDOW_WORDS ? words : VTL_WINDOW_WORDS;
 }
 
 /* Words of the bitmap to send now. */
-VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
+VTL_GLOBAL __u32 vtl_ack_words(const struct vtl_session *s) {
+    if (!s)
+        return 0;
     __u32 words = vtl_rx_words(s);
     return words < VTL_ACK_WORDS ? words : VTL_ACK_WORDS;
 }
@@ -31,8 +33,8 @@ VTL_INLINE __u32 vtl_ack_words(const struct vtl_session *s) {
  * alternates between the oldest packets and those around the packet that caused it: losses are
  * found where packets arrive, and missing packets at the start block all others.
  */
-VTL_INLINE __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
-    if (words >= full || !words || !(s->rx.turn++ & 1) || s->rx.echo_seq < s->rx.cum)
+VTL_GLOBAL __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
+    if (!s || words >= full || !words || !(s->rx.turn++ & 1) || s->rx.echo_seq < s->rx.cum)
         return 0;
     __u64 skip = s->rx.echo_seq / 64 - s->rx.cum / 64;
     skip = skip > words / 2 ? skip - words / 2 : 0;
@@ -69,7 +71,7 @@ VTL_INLINE void vtl_ack_build(struct vtl_session *s, struct vtl_ack_hdr *a, __u6
         sum += w;
     }
     a->h.csum = vtl_csum_fold(sum);
-    vtl_put_ack_tag(s, (struct vtl_tagged *)a);
+    vtl_put_tag(s, (struct vtl_tagged *)a, sizeof(*a));
 }
 
 /* ingress: records the values that the next acknowledgement echoes. */

@@ -281,17 +281,20 @@ VTL_INLINE __u64 vtl_bbr_latest(const struct vtl_bbr *b) {
 }
 
 /* Caps the maximum filter of the delivery rate at `bw`. */
-VTL_INLINE void vtl_bbr_slower(struct vtl_bbr *b, __u64 bw) {
-    if (!bw || bw >= b->bw)
-        return;
+VTL_GLOBAL int vtl_bbr_slower(struct vtl_bbr *b, __u64 bw) {
+    if (!b || !bw || bw >= b->bw)
+        return 0;
     for (int i = 0; i < VTL_BBR_ROUNDS; i++)
         b->bw_max[i] = b->bw_max[i] < bw ? b->bw_max[i] : bw;
     b->bw = bw;
+    return 0;
 }
 
 /* Enters EMPTY. While a queue stands, each sample is this flow's share of the link, so the latest
  * replaces the maximum: otherwise flows that share the queue would keep it standing. */
-VTL_INLINE void vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+VTL_GLOBAL int vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    if (!b || !a)
+        return 0;
     __u64 bw = vtl_bbr_latest(b);
     /* At most 25 % at a time, unless the queue has kept the link busy all the time: the round may
      * have lost much by chance. */
@@ -305,6 +308,7 @@ VTL_INLINE void vtl_bbr_empty(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (!b->competing)
         b->from_us = b->round_min_us;
     vtl_bbr_enter(b, a, VTL_BBR_EMPTY);
+    return 0;
 }
 
 /* Starts a CUBIC epoch (RFC 9438, 4.2): from `from` towards `max` and beyond. */
@@ -346,7 +350,9 @@ VTL_INLINE int vtl_bbr_same(const struct vtl_bbr *b) {
 
 /* At the end of a round in competition: whether there is no competitor. Its queue would shrink with
  * our in flight; if the round trip stays the same with half as much in flight, it is the path's. */
-VTL_INLINE int vtl_bbr_alone(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
+VTL_GLOBAL int vtl_bbr_alone(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
+    if (!b || !a)
+        return 0;
     if (b->mode != VTL_BBR_PROBE_BW || a->app_limited)
         b->from = 0;
     if (!b->from || !vtl_bbr_same(b)) {
@@ -366,9 +372,11 @@ VTL_INLINE int vtl_bbr_alone(struct vtl_bbr *b, struct vtl_bbr_ack *a, int conge
 }
 
 /* At the end of a round of EMPTY or TRY: detects a longer path. */
-VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
+VTL_GLOBAL int vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int congested) {
+    if (!b || !a)
+        return 0;
     if (b->mode != VTL_BBR_PROBE_BW || b->phase < VTL_BBR_EMPTY || b->competing)
-        return;
+        return 0;
     __u32 spent = b->rounds - b->phase_round;
     if (congested || (b->phase == VTL_BBR_TRY && a->app_limited) || !vtl_bbr_same(b))
         b->from_us = 0;
@@ -383,7 +391,7 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
             b->min_rtt_us = b->round_min_us;
             b->min_rtt_ns_at = a->now;
             vtl_bbr_anew(b);
-            return;
+            return 0;
         }
         if (!b->queued)
             b->busy = 0;
@@ -391,14 +399,17 @@ VTL_INLINE void vtl_bbr_longer(struct vtl_bbr *b, struct vtl_bbr_ack *a, int con
             vtl_bbr_compete(b, a);
         vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
     }
+    return 0;
 }
 
 /* Multiplicative decrease (0.7) at the end of a round with losses, in competition, at most once in
  * two rounds: losses of the next were sent before the decrease. Or HOLD, where decreases are in
  * vain. */
-VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+VTL_GLOBAL int vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
+    if (!b || !a)
+        return 0;
     if (b->rounds - b->yielded < 2)
-        return;
+        return 0;
     b->yielded = b->rounds;
     __u64 from = b->max * VTL_BBR_BETA / 256;
     __u64 back = b->window > from ? b->window - from : 0;
@@ -408,10 +419,11 @@ VTL_INLINE void vtl_bbr_yield(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         b->competing = VTL_BBR_HOLD;
         b->vain = 0;
         vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
-        return;
+        return 0;
     }
     __u64 less = b->window * VTL_BBR_BETA / 256;
     vtl_bbr_epoch(b, a, b->window, less > VTL_BBR_MIN_CWND ? less : VTL_BBR_MIN_CWND);
+    return 0;
 }
 
 /* Takes the result of PROBE_RTT. A longer one may be due to others' queue, which must not be taken
@@ -511,16 +523,16 @@ VTL_GLOBAL int vtl_bbr_round(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->mode != VTL_BBR_PROBE_RTT && b->slot < VTL_BBR_ROUNDS)
         b->bw_max[b->slot] = 0;
     __u32 marked = b->marked;
-    int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY;
+    int emptying = vtl_unknown(b->mode == VTL_BBR_PROBE_BW && b->phase >= VTL_BBR_EMPTY);
     b->marked = 0;
     /* A round may be without a sample: TCP has none of retransmissions. */
-    int measured = b->round_min_us != ~0u;
+    int measured = vtl_unknown(b->round_min_us != ~0u);
     if (measured)
         b->queued = b->round_min_us > vtl_bbr_empty_us(b, a);
     b->queued |= marked != 0;
     __u32 sent = a->told - b->round_sent;
     __u32 arrived = a->told_arrived - b->round_arrived;
-    __u32 lost = arrived < sent ? sent - arrived : 0;
+    __u32 lost = vtl_unknown(arrived < sent ? sent - arrived : 0);
     if (b->competing == VTL_BBR_CUBIC && (marked || a->lost > b->last_lost))
         vtl_bbr_yield(b, a);
     if (b->competing && b->queued)
@@ -643,7 +655,7 @@ VTL_GLOBAL int vtl_bbr_mode(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     /* 2 to 5 round trips, 5 to 8 in HOLD, desynchronised from others: a flow with more than its
      * share loses to those that probe while it cruises. */
     __u32 cruise = (b->competing ? VTL_BBR_HOLD_CRUISE : 2) + (b->phase_ns >> 10 & 3);
-    int empty = a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b, a);
+    int empty = vtl_unknown(a->rtt_us && a->rtt_us <= vtl_bbr_empty_us(b, a));
     if (b->mode == VTL_BBR_DRAIN) {
         if (vtl_bbr_drained(b, a))
             vtl_bbr_enter(b, a, VTL_BBR_CRUISE);
@@ -734,7 +746,8 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
     if (b->mode == VTL_BBR_STARTUP && !b->filled && bw < initial)
         bw = initial;
     __u64 made_up = bw * 65536 / (65536 - vtl_bbr_made_up(b));
-    __u32 less = !b->competing && vtl_bbr_gain(b) <= VTL_BBR_DOWN_GAIN;
+    __u32 pace_gain = vtl_unknown(vtl_bbr_gain(b));
+    __u32 less = vtl_unknown(!b->competing && pace_gain <= VTL_BBR_DOWN_GAIN);
     if (less != b->less && less)
         b->less_from = a->transmitted;
     else if (less != b->less)
@@ -754,9 +767,9 @@ VTL_GLOBAL int vtl_bbr_limits(struct vtl_bbr *b, struct vtl_bbr_ack *a) {
         /* 1.25 windows per round trip, in packets per 1,024 s */
         pace = cwnd * 1280 * 1000000 / own;
     } else {
-        pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * vtl_bbr_gain(b) / 256;
-        int starting = b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN;
-        int emptying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY;
+        pace = (b->queued && b->mode == VTL_BBR_PROBE_BW ? bw : made_up) * pace_gain / 256;
+        int starting = vtl_unknown(b->mode == VTL_BBR_STARTUP || b->mode == VTL_BBR_DRAIN);
+        int emptying = vtl_unknown(b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_EMPTY);
         int trying = b->mode == VTL_BBR_PROBE_BW && b->phase == VTL_BBR_TRY;
         __u32 gain = starting ? 512 : b->competing ? VTL_BBR_HOLD_GAIN : VTL_BBR_UP_GAIN;
         cwnd = vtl_bbr_bdp(b, made_up, gain);

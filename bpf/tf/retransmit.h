@@ -37,15 +37,17 @@ VTL_INLINE __u64 vtl_probe_timeout_backoff(const struct vtl_session *s, int data
 }
 
 /* Takes the first packet out of `lost`; VTL_NEVER if there is none. */
-VTL_INLINE __u64 vtl_take_lost(struct vtl_session *s) {
+VTL_GLOBAL __u64 vtl_take_lost(struct vtl_session *s) {
+    if (!s)
+        return VTL_NEVER;
     __u64 una = VTL_LOAD(s->tx.una);
     __u32 start = una / 64;
     __u32 words = (__u32)((s->tx.next + 63) / 64) - start;
     if (words > VTL_WINDOW_WORDS)
         words = VTL_WINDOW_WORDS;
     __u32 skip = s->tx.scan - start;
-    if (skip >= words)
-        skip = 0;
+    skip = vtl_unknown(skip < words ? skip : 0);
+    words = vtl_unknown(words);
     /* From the end of the latest search to the end of the window, then from its start: the listener
      * may have marked an earlier packet. */
     int turn;
@@ -105,8 +107,11 @@ VTL_INLINE int vtl_is_tail_copy_due(struct vtl_out *o, const __u32 *loss_q16) {
 }
 
 /* Takes the first scheduled second copy that is not acknowledged; VTL_NEVER if there is none. */
-VTL_INLINE __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
-    for (int i = 0; i < VTL_TX_COPIES; i++) {
+VTL_GLOBAL __u64 vtl_take_copy(struct vtl_session *s, __u64 una) {
+    if (!s)
+        return VTL_NEVER;
+    int i;
+    vtl_for(i, 0, VTL_TX_COPIES) {
         if (s->tx.copies_done == s->tx.copies_scheduled)
             break;
         __u64 seq = s->tx.copy[s->tx.copies_done++ & (VTL_TX_COPIES - 1)];

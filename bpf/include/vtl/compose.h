@@ -84,7 +84,7 @@ VTL_INLINE enum vtl_verdict graft_egress(struct vtl_out *o) {
     GRAFT_START(o);
     if (GRAFT_MAKE(o) == VTL_SEND)
         return VTL_SEND;
-    if (GRAFT_CHOOSE(o) || vtl_fetch(o))
+    if (vtl_join(o, GRAFT_CHOOSE(o)) || vtl_fetch(o))
         return VTL_STOP;
     GRAFT_NUMBER(o);
     return VTL_SEND;

@@ -39,14 +39,15 @@ VTL_INLINE void vtl_number_header(struct vtl_out *o) {
 
 /* Requests wake-ups from the next acknowledgement and from the app. Returns whether there is
  * something to send after all. */
-VTL_INLINE int vtl_rest(struct vtl_out *o) {
-    struct vtl_session *s = o->s;
+VTL_GLOBAL int vtl_rest(struct vtl_session *s, __u64 now) {
+    if (!s)
+        return 0;
     struct vtl_ring_ctl *ctl = vtl_env_tx_ctl(s);
     if (ctl)
         VTL_STORE(ctl->waiting, 1);
     __sync_lock_test_and_set(&s->tx.idle, 1);
     /* An acknowledgement is due that could not be built while ingress held the lock. */
-    return (graft_can_send(s) && s->tx.pace_ns <= o->now) || VTL_LOAD(s->rx.ack_now) ||
+    return (graft_can_send(s) && s->tx.pace_ns <= now) || VTL_LOAD(s->rx.ack_now) ||
            (VTL_HALVES && s->tx.half);
 }
 
@@ -74,7 +75,7 @@ VTL_INLINE enum vtl_verdict vtl_make(struct vtl_out *o) {
         vtl_env_count(VTL_ST_TX_PACKETS);
         return v;
     }
-    if (vtl_rest(o))
+    if (vtl_rest(s, o->now))
         s->tx.wake_ns = 0;
     return VTL_STOP;
 }
@@ -103,8 +104,8 @@ VTL_INLINE enum vtl_verdict vtl_make_direct(struct vtl_out *o) {
         if (!VTL_TRY_LOCK(s->tx.egress_lock))
             return VTL_STOP; /* the holder rereads `rerun` after unlocking */
     }
-    enum vtl_verdict v = vtl_make(o);
-    int more = v == VTL_SEND ? vtl_rest(o) : s->tx.wake_ns != VTL_NEVER;
+    enum vtl_verdict v = vtl_join(o, vtl_make(o));
+    int more = v == VTL_SEND ? vtl_rest(s, o->now) : s->tx.wake_ns != VTL_NEVER;
     if (v == VTL_SEND)
         vtl_mark_app_limited(s);
     __sync_lock_test_and_set(&s->tx.egress_lock, 0);
@@ -205,27 +206,38 @@ VTL_INLINE __u32 vtl_in_blocks(__u32 len) {
     return len & (2047 & ~63);
 }
 
-/* Remainder: the last len % 64 bytes of a payload of `len`, and the padding. */
-VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const void *end,
-                               __u32 len) {
+/* Whole words of the remainder, of `bytes` less than 64. */
+VTL_INLINE __u64 vtl_move_words(void *to, const void *from, const int put, const void *end,
+                                __u32 bytes) {
     __u64 sum = 0;
-    const __u32 min = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
-    if (put && len < min && VTL_FITS(min)) {
-        for (int i = 0; i < (int)min / 8; i++)
-            ((vtl_u64 *)to)[i] = 0;
-    }
-    len %= 64;
     for (int word = 0; word < 7; word++) {
-        if (len < 8 || !VTL_FITS(8))
+        if (bytes < 8 || !VTL_FITS(8))
             break;
         __u64 w = *(const vtl_u64 *)from;
         *(vtl_u64 *)to = w;
         sum += w;
         from += 8;
         to += 8;
-        len -= 8;
+        bytes -= 8;
     }
-    __u32 shift = 0;
+    return sum;
+}
+
+/* Remainder: the last len % 64 bytes of a payload of `len`, and the padding. */
+VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const void *end,
+                               __u32 len) {
+    const __u32 min = VTL_MIN_PACKET - sizeof(struct vtl_data_hdr);
+    if (put && len < min && VTL_FITS(min)) {
+        for (int i = 0; i < (int)min / 8; i++)
+            ((vtl_u64 *)to)[i] = 0;
+    }
+    __u64 sum = vtl_move_words(to, from, put, end, len & 63);
+    /* Behind them wherever the loop ended, or the verifier would follow the rest for each end. */
+    __u32 words = len & 56, shift = 0;
+    asm volatile("" : "+r"(words));
+    words &= 56;
+    from += words;
+    to += words;
     if (len & 4 && VTL_FITS(4)) {
         __u32 w = *(const vtl_u32 *)from;
         *(vtl_u32 *)to = w;
@@ -263,7 +275,7 @@ VTL_INLINE void vtl_seal(struct vtl_out *o) {
     if (o->type == VTL_ACK)
         return;
     graft_seal(o);
-    vtl_put_data_tag(o->s, &o->hdr.tagged);
+    vtl_put_tag(o->s, &o->hdr.tagged, sizeof(struct vtl_data_hdr));
 }
 
 /* Common start of both ingress drivers, with a copy of the header. VTL_NEXT: the payload is to be

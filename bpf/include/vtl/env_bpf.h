@@ -247,7 +247,9 @@ VTL_INLINE void vtl_env_wake_for(struct vtl_session *s, __u32 doorbell) {
  * (ring buffer, or for vtl-flows a frame on the loopback, which ingress sends afterwards:
  * rx.doorbell), or through its shard, which hands them on (`pending_wakeups`).
  */
-VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
+VTL_GLOBAL int vtl_notify(struct vtl_session *s, __u32 what) {
+    if (!s)
+        return 0;
     struct vtl_event event = {.sid = vtl_env_sid(s), .what = what};
     struct vtl_pump *p = vtl_pump_of(s->shard);
     __u32 theirs = what & ~VTL_EV_SEND;
@@ -263,7 +265,7 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
         event.what &= VTL_EV_SEND;
     }
     if (!event.what)
-        return;
+        return 0;
     /* A wake-up by the ring buffer interrupts this CPU, at the cost of several packets; one by a
      * frame does not. */
     __u32 awake = p ? VTL_LOAD(p->awake) : 0;
@@ -272,9 +274,14 @@ VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
         s->rx.doorbell = 1 + VTL_DAEMON;
     vtl_env_tell_shard(s, &event, awake || rings ? BPF_RB_NO_WAKEUP : 0);
     if (!awake || VTL_LOAD(p->awake))
-        return;
+        return 0;
     /* It went to sleep, perhaps before the event was there. */
     vtl_env_wake_shard(s);
+    return 0;
+}
+
+VTL_INLINE void vtl_env_notify(struct vtl_session *s, __u32 what) {
+    vtl_notify(s, what);
 }
 
 #endif

@@ -78,20 +78,15 @@ VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
 
 /* ------------------------------------------------------------------------------------- egress */
 
-/* Writes the packet of `o` into the frame; 0: success. `ip`: length of Ethernet and IP header. */
-VTL_INLINE int vtl_emit_at(struct vtl_frame f, struct vtl_out *o, int ip) {
+/* Writes headers into the frame: Ethernet and IP's, `ip` bytes, and UDP's in front of a packet of
+ * `length` bytes, and the packet's own; 0: success. */
+VTL_INLINE int vtl_put_headers(struct vtl_frame f, struct vtl_out *o, int ip, __u32 length) {
     __be16 port = VTL_LOAD(o->s->port);
     __u32 offset = ip + vtl_udp_room(port);
-    __u32 n = vtl_padded(o);
-    if (vtl_frame_resize(f, offset + o->header_len + n))
-        return -1;
-    if (o->type == VTL_DATA)
-        o->sum = vtl_frame_put(f, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
-    vtl_seal(o);
     void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
     if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
         return -1;
-    vtl_write_headers(data, o->s, ip, o->header_len + n, port);
+    vtl_write_headers(data, o->s, ip, length, port);
     if (o->type == VTL_DATA)
         vtl_copy(data + offset, &o->hdr, sizeof(struct vtl_data_hdr));
     else
@@ -99,9 +94,20 @@ VTL_INLINE int vtl_emit_at(struct vtl_frame f, struct vtl_out *o, int ip) {
     return 0;
 }
 
+/* Writes the packet of `o` into the frame; 0: success. */
 VTL_INLINE int vtl_emit(struct vtl_frame f, struct vtl_out *o) {
-    int failed =
-        o->s->ip_version == 4 ? vtl_emit_at(f, o, VTL_OFFSET_V4) : vtl_emit_at(f, o, VTL_OFFSET_V6);
+    int is_v4 = vtl_unknown(o->s->ip_version == 4);
+    __u32 ip = is_v4 ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
+    __u32 offset = vtl_unknown(ip) + vtl_udp_room(VTL_LOAD(o->s->port));
+    __u32 length = o->header_len + vtl_padded(o);
+    int failed = vtl_frame_resize(f, offset + length);
+    if (!failed) {
+        if (o->type == VTL_DATA)
+            o->sum = vtl_frame_put(f, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
+        vtl_seal(o);
+        failed = is_v4 ? vtl_put_headers(f, o, VTL_OFFSET_V4, length)
+                       : vtl_put_headers(f, o, VTL_OFFSET_V6, length);
+    }
     if (failed)
         vtl_env_count(VTL_ST_TX_FAILED);
     return failed;
@@ -111,7 +117,7 @@ VTL_INLINE int vtl_emit(struct vtl_frame f, struct vtl_out *o) {
 VTL_INLINE int vtl_egress(struct vtl_frame f, struct vtl_pump *p, struct vtl_session *s,
                           __u64 now) {
     struct vtl_out o = {.s = s, .now = now};
-    int made = s->state == VTL_OPEN && vtl_make(&o) == VTL_SEND;
+    int made = s->state == VTL_OPEN && vtl_join(&o, vtl_make(&o)) == VTL_SEND;
     vtl_end_turn(p, made);
     if (!made)
         return vtl_frame_drop(f);
@@ -146,29 +152,35 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
 
 /* ------------------------------------------------------------------------------------ ingress */
 
+/* Turns the headers of a received frame round, `ip` bytes of them and UDP's; 0: success. */
+VTL_INLINE int vtl_answer_headers(struct vtl_frame f, int ip, __u32 length, __be16 port) {
+    void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
+    if (!vtl_has_headers(data, ip, end))
+        return -1;
+    vtl_turn_round(data, ip, length, port);
+    return 0;
+}
+
 /* Turns the packet into an acknowledgement, in place, and sends it back. */
 VTL_INLINE int vtl_answer_at(struct vtl_frame f, struct vtl_session *s, __u32 ip) {
-    if (!s || (ip != VTL_OFFSET_V4 && ip != VTL_OFFSET_V6))
-        return vtl_frame_drop(f);
     struct vtl_scratch *scratch = vtl_get_scratch();
-    if (!scratch)
+    if (!s || !scratch || ip > VTL_OFFSET_V6)
         return vtl_frame_drop(f);
     __be16 port = VTL_LOAD(s->port);
-    __u32 offset = ip + vtl_udp_room(port);
-    __u32 fixed = offset + sizeof(struct vtl_ack_hdr);
+    __u32 room = vtl_udp_room(port), fixed = ip + room + sizeof(struct vtl_ack_hdr);
     __u32 words = vtl_ack_words(s);
-    if (vtl_frame_prepend(f, offset - ip) || vtl_frame_fit(f, fixed, &words))
+    if (vtl_frame_prepend(f, room) || vtl_frame_fit(f, fixed, &words))
         return vtl_frame_drop(f);
     struct vtl_ack_hdr ack;
     vtl_ack_build(s, &ack, scratch->map, words, 0);
     __u32 bytes = words * 8;
     if (bytes - 1 < VTL_ACK_MAX_BITMAP && vtl_frame_store(f, fixed, scratch->map, bytes))
         return vtl_frame_drop(f);
-    void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
-    if (data + offset + sizeof(ack) > end || !vtl_has_headers(data, ip, end))
+    if (ip == VTL_OFFSET_V4 ? vtl_answer_headers(f, VTL_OFFSET_V4, sizeof(ack) + bytes, port)
+                            : vtl_answer_headers(f, VTL_OFFSET_V6, sizeof(ack) + bytes, port))
         return vtl_frame_drop(f);
-    vtl_turn_round(data, ip, sizeof(ack) + bytes, port);
-    vtl_copy(data + offset, &ack, sizeof(ack));
+    if (vtl_frame_store(f, ip + room, &ack, sizeof(ack)))
+        return vtl_frame_drop(f);
     vtl_env_count(VTL_ST_TX_ACKS);
     /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */
     return bpf_redirect(vtl_frame_ifindex(f), 0);

@@ -28,10 +28,10 @@ enum { VTL_TOKEN_WORD = 1 };
     } while (0)
 
 /* SipHash-2-4 of the first `count` words, at most 9. */
-VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, const __u32 count) {
+VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, __u32 count) {
     __u64 a = k0 ^ 0x736f6d6570736575ull, b = k1 ^ 0x646f72616e646f6dull;
     __u64 c = k0 ^ 0x6c7967656e657261ull, d = k1 ^ 0x7465646279746573ull;
-    for (__u32 i = 0; i < count; i++) {
+    for (__u32 i = 0; i < VTL_TAGGED_WORDS && i < count; i++) {
         __u64 w = t->word[i];
         d ^= w;
         VTL_SIP_ROUND(a, b, c, d);
@@ -59,30 +59,20 @@ VTL_INLINE __u32 vtl_tagged_words(__u32 type) {
            8;
 }
 
-/*
- * Puts the tag into a finished header, if the session has keys. Global functions, one for each
- * length: many paths lead to them.
- */
-#define VTL_PUT_TAG(name, header)                                                                  \
-    VTL_GLOBAL int name(struct vtl_session *s, struct vtl_tagged *t) {                             \
-        if (s && t && s->keyed)                                                                    \
-            t->word[VTL_TOKEN_WORD] =                                                              \
-                vtl_tag(s->tag_out.word[0], s->tag_out.word[1], t, sizeof(struct header) / 8);     \
-        return 0;                                                                                  \
-    }
-VTL_PUT_TAG(vtl_put_data_tag, vtl_data_hdr)
-VTL_PUT_TAG(vtl_put_ack_tag, vtl_ack_hdr)
+/* Puts the tag into a finished header of `bytes`, if the session has keys. A global function: many
+ * paths lead to it. */
+VTL_GLOBAL int vtl_put_tag(struct vtl_session *s, struct vtl_tagged *t, __u32 bytes) {
+    if (s && t && s->keyed)
+        t->word[VTL_TOKEN_WORD] = vtl_tag(s->tag_out.word[0], s->tag_out.word[1], t, bytes / 8);
+    return 0;
+}
 
 /* Expected tag of the peer's header of that type, which contains the token. */
 VTL_GLOBAL __u64 vtl_expected_tag(struct vtl_session *s, const struct vtl_tagged *t, __u32 type) {
     if (!s || !t)
         return 0;
     __u64 k0 = s->tag_in.word[0], k1 = s->tag_in.word[1];
-    if (type == VTL_ACK)
-        return vtl_tag(k0, k1, t, sizeof(struct vtl_ack_hdr) / 8);
-    if (type == VTL_DATA || type == VTL_PROBE)
-        return vtl_tag(k0, k1, t, sizeof(struct vtl_data_hdr) / 8);
-    return vtl_tag(k0, k1, t, sizeof(struct vtl_hdr) / 8);
+    return vtl_tag(k0, k1, t, vtl_tagged_words(type));
 }
 
 /* Restores the token in a copy of a header that root has authenticated, by token or tag. */

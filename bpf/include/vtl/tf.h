@@ -31,6 +31,16 @@
 #define VTL_GLOBAL VTL_INLINE
 #endif
 
+/*
+ * Returns `x`, of which the verifier then knows nothing. Where it knows a value, and a later branch
+ * depends on it, it follows the paths with each value apart: a condition that is tested twice would
+ * double the paths between.
+ */
+VTL_GLOBAL __u64 vtl_unknown(__u64 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* Single access that the compiler neither splits nor reorders with another one of these. */
 #define VTL_STORE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
 #define VTL_LOAD(x) (*(volatile const __typeof__(x) *)&(x))
@@ -78,6 +88,25 @@ struct vtl_out {
         struct vtl_tagged tagged;
     } hdr;
 };
+
+/* Part of vtl_join: the verifier knows nothing of what the structure holds afterwards. */
+VTL_GLOBAL int vtl_forget_packet(struct vtl_out *o, int v) {
+    asm volatile("" : "+r"(v) : "r"(o) : "memory");
+    return v;
+}
+
+/* Returns `v`. To be called where paths that made different packets join: as vtl_unknown, for all
+ * of the packet. */
+VTL_INLINE int vtl_join(struct vtl_out *o, int v) {
+    struct vtl_session *s = o->s;
+    struct vtl_slot *slot = o->slot;
+    struct vtl_sent *sent = o->sent;
+    v = vtl_forget_packet(o, v);
+    o->s = s;
+    o->slot = slot;
+    o->sent = sent;
+    return v;
+}
 
 /* Context of ingress: a DATA or PROBE packet of the session. */
 struct vtl_in {
