@@ -8,6 +8,7 @@ TARGET  = $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
 BINS    = vtl vtl-lab vtld
 LIBVTL  = libvtl.so.0
+ARCHIVE = $(abspath $(TARGET)/release/libvtl_c.a)
 C_FILES = $(shell git ls-files -co --exclude-standard '*.c' '*.h')
 # What tests leave out, and why: a line each.
 SKIPPED = $(abspath $(TARGET))/skipped
@@ -95,7 +96,7 @@ fmt: ## Format Rust and C
 	@$(if $(C_FILES),clang-format-19 -i $(C_FILES))
 
 wheel: build ## Build the Python package as a wheel in target/wheels
-	@python3 python/backend.py $(TARGET)/wheels
+	@VTL_ARCHIVE=$(ARCHIVE) python3 python/backend.py $(TARGET)/wheels
 
 install: build ## Copy the binaries, the C library, service, completions and man pages below PREFIX (/usr/local)
 	install -sDm755 -t $(DESTDIR)$(PREFIX)/bin $(BINS:%=$(TARGET)/release/%)
@@ -114,7 +115,7 @@ install-texts:
 	$(TARGET)/release/vtl man $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	$(TARGET)/release/vtl completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/vtl
-	scripts/libvtl.sh $(TARGET)/libvtl $(PREFIX)
+	VTL_ARCHIVE=$(ARCHIVE) scripts/libvtl.sh $(TARGET)/libvtl $(PREFIX)
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib $(TARGET)/libvtl/libvtl.a $(TARGET)/libvtl/$(LIBVTL)
 	ln -sf $(LIBVTL) $(DESTDIR)$(PREFIX)/lib/libvtl.so
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/lib/pkgconfig $(TARGET)/libvtl/vtl.pc

@@ -4,6 +4,8 @@
 #
 #   scripts/libvtl.sh DIRECTORY [PREFIX]     all of it, into DIRECTORY; PREFIX is /usr/local if not given
 #
+# VTL_ARCHIVE names the static library where cargo has built it with all of the workspace (`make build`).
+#
 # rustc gives shared libraries a version script without names, so the linker is called here.
 set -euo pipefail
 
@@ -12,8 +14,11 @@ out=$(realpath -m "${1:?usage: $0 DIRECTORY [PREFIX]}")
 prefix=${2:-/usr/local}
 cd "$repo"
 
-${CARGO:-cargo} build --release --quiet --locked -p vtl-c
-built=${CARGO_TARGET_DIR:-target}/release/libvtl_c.a
+built=${VTL_ARCHIVE:-}
+if [ -z "$built" ]; then
+    ${CARGO:-cargo} build --release --quiet --locked -p vtl-c
+    built=${CARGO_TARGET_DIR:-target}/release/libvtl_c.a
+fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 name=libvtl.so.${version%%.*}
 

@@ -9,7 +9,7 @@ use std::{
 
 use vtl_testbed::Host;
 
-use crate::harness::{Process, World, bad_link, ready, repository, run};
+use crate::harness::{Process, World, archive, bad_link, ready, repository, run};
 
 /// The interpreter of an environment with the wheel.
 pub(crate) fn python() -> &'static Path {
@@ -26,7 +26,8 @@ pub(crate) fn python() -> &'static Path {
             run(Command::new(&python)
                 .args(["-m", "pip", "--quiet", "--disable-pip-version-check"])
                 .args(args)
-                .arg(path));
+                .arg(path)
+                .env("VTL_ARCHIVE", archive()));
         };
         let to = wheels.to_str().expect("UTF-8");
         let package = repository().join("python");

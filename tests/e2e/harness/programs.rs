@@ -64,7 +64,7 @@ fn built(name: &str) -> PathBuf {
         command
             .current_dir(repository())
             // As `make build` does: another selection of packages would be another build.
-            .args(["build", "--workspace", "--bins", "--examples"])
+            .args(["build", "--workspace", "--lib", "--bins", "--examples"])
             .args(["--locked", "--quiet"]);
         if !cfg!(debug_assertions) {
             command.arg("--release");
@@ -99,7 +99,13 @@ pub(crate) fn library() -> &'static Path {
     BUILT.get_or_init(|| {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvtl");
         let mut command = Command::new(repository().join("scripts/libvtl.sh"));
-        run(as_from_a_shell(command.arg(&directory)));
+        command.arg(&directory).env("VTL_ARCHIVE", archive());
+        run(&mut command);
         directory
     })
+}
+
+/// The C library as cargo leaves it, for `scripts/libvtl.sh`.
+pub(crate) fn archive() -> PathBuf {
+    built("libvtl_c.a")
 }
