@@ -4,6 +4,8 @@ use super::{MS, Ns};
 
 /// What may be sent at once after a pause, as time at the rate: timers are not much finer, and tasks wait for their turn.
 const BURST: Ns = 4 * MS;
+/// What is waited for at least once that is used up, as time at the rate: runs of packets cost less than single ones.
+const QUANTUM: Ns = MS / 4;
 
 /// Bounds the rate of packets.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +14,8 @@ pub struct Pacer {
     rate: u64,
     /// Time by which everything sent would be through at that rate.
     until: Ns,
+    /// When the next packet may leave.
+    next: Ns,
 }
 
 impl Pacer {
@@ -20,12 +24,13 @@ impl Pacer {
         Self {
             rate: rate.max(1),
             until: 0,
+            next: 0,
         }
     }
 
     /// When the next packet may leave.
     pub fn next(&self) -> Ns {
-        self.until.saturating_sub(BURST)
+        self.next
     }
 
     /// Notes a packet of this many bytes on the link, that leaves now.
@@ -33,6 +38,9 @@ impl Pacer {
         let ns = bytes as u128 * 8 * 1_000_000_000 / u128::from(self.rate);
         let ns = u64::try_from(ns).unwrap_or(u64::MAX);
         self.until = self.until.max(now).saturating_add(ns);
+        if self.until > now.saturating_add(BURST) {
+            self.next = self.until - (BURST - QUANTUM);
+        }
     }
 
     /// Bytes at the rate in this time.
@@ -70,6 +78,8 @@ mod tests {
             burst += 1;
         }
         assert!(burst <= 9, "{burst}");
+        // Once it is used up, packets leave in runs.
+        assert!(pacer.next() > now + QUANTUM / 2);
         // Nothing overflows.
         let mut slow = Pacer::new(0);
         slow.sent(now, usize::MAX);

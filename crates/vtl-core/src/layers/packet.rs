@@ -1,10 +1,14 @@
 //! A packet on its way through the layers.
 
+use bytes::{Buf, Bytes};
+
 /// Free bytes in front of a new packet: headers are added without moving what is behind.
 const HEADROOM: usize = 64;
+/// Free bytes behind a packet, for the network to seal it in its place.
+const TAILROOM: usize = 32;
 
 /// A packet. Headers are added to and removed from its front.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Packet {
     bytes: Vec<u8>,
     /// Where the packet begins.
@@ -14,7 +18,7 @@ pub struct Packet {
 impl Packet {
     /// A packet with these bytes.
     pub fn new(bytes: &[u8]) -> Self {
-        let mut all = Vec::with_capacity(HEADROOM + bytes.len());
+        let mut all = Vec::with_capacity(HEADROOM + bytes.len() + TAILROOM);
         all.resize(HEADROOM, 0);
         all.extend_from_slice(bytes);
         Self {
@@ -26,6 +30,13 @@ impl Packet {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
+    }
+
+    /// Its bytes, without copying them.
+    pub fn into_bytes(self) -> Bytes {
+        let mut bytes = Bytes::from(self.bytes);
+        bytes.advance(self.start);
+        bytes
     }
 
     /// Its length, bytes.
@@ -60,6 +71,12 @@ impl Packet {
     }
 }
 
+impl Clone for Packet {
+    fn clone(&self) -> Self {
+        Self::new(self.bytes())
+    }
+}
+
 impl PartialEq for Packet {
     fn eq(&self, other: &Self) -> bool {
         self.bytes() == other.bytes()
@@ -86,6 +103,7 @@ mod tests {
         assert_eq!(packet, Packet::new(b"dpacket"));
         packet.keep(9);
         assert_eq!(packet.bytes(), b"dpacket");
+        assert_eq!(packet.clone().into_bytes(), "dpacket");
         packet.advance(99);
         assert!(packet.is_empty());
     }

@@ -1,6 +1,6 @@
 //! A pipeline of layers.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 use super::{Figures, Layer, MAX_PACKET, MS, Ns, Out, Pacer, Packet};
 
@@ -28,6 +28,11 @@ pub struct Pipeline {
     /// Packets for whoever is above.
     incoming: VecDeque<Packet>,
     refused: u64,
+    /// Packets that may wait at the bottom.
+    max_backlog: usize,
+    /// Packets on their way between layers, and what the one at work has passed on: kept for their memory.
+    steps: VecDeque<Step>,
+    out: Out,
 }
 
 /// A packet between two layers.
@@ -42,14 +47,23 @@ impl Pipeline {
     /// Creates a pipeline; `layers`: the top one first. `mtu`: maximum length of a packet for the network, at most
     /// [`MAX_PACKET`]; `below`: what the network adds to it, bytes, which counts for the rate. `rate`: bit/s.
     pub fn new(layers: Vec<Box<dyn Layer>>, mtu: usize, below: usize, rate: Option<u64>) -> Self {
+        let mtu = mtu.min(MAX_PACKET);
+        let pacer = rate.map(Pacer::new);
+        let max_backlog = pacer.map_or(MAX_BACKLOG, |pacer| {
+            let packets = pacer.bytes_in(BACKLOG) / mtu.max(1) as u64;
+            (packets as usize).clamp(MIN_BACKLOG, MAX_BACKLOG)
+        });
         Self {
             layers,
-            mtu: mtu.min(MAX_PACKET),
+            mtu,
             below,
-            pacer: rate.map(Pacer::new),
+            pacer,
             outgoing: VecDeque::new(),
             incoming: VecDeque::new(),
             refused: 0,
+            max_backlog,
+            steps: VecDeque::new(),
+            out: Out::default(),
         }
     }
 
@@ -66,14 +80,7 @@ impl Pipeline {
 
     /// Packets that may be added at the bottom.
     fn room(&self) -> usize {
-        let max = match &self.pacer {
-            Some(pacer) => {
-                let packets = pacer.bytes_in(BACKLOG) / self.mtu.max(1) as u64;
-                (packets as usize).clamp(MIN_BACKLOG, MAX_BACKLOG)
-            }
-            None => MAX_BACKLOG,
-        };
-        max.saturating_sub(self.outgoing.len())
+        self.max_backlog.saturating_sub(self.outgoing.len())
     }
 
     /// Sends a packet of at most [`Pipeline::capacity`] bytes. Only if [`Pipeline::is_ready`].
@@ -164,28 +171,27 @@ impl Pipeline {
 
     /// Has one layer do something, and passes on what it sends.
     fn with(&mut self, index: usize, now: Ns, act: impl FnOnce(&mut dyn Layer, &mut Out)) {
-        let mut out = Out::default();
-        act(self.layers[index].as_mut(), &mut out);
-        let mut steps = VecDeque::new();
-        self.note(index, out, &mut steps);
-        self.run(now, steps);
+        act(self.layers[index].as_mut(), &mut self.out);
+        self.note(index);
+        self.run(now);
     }
 
     fn pass(&mut self, now: Ns, step: Step) {
-        self.run(now, VecDeque::from([step]));
+        self.steps.push_back(step);
+        self.run(now);
     }
 
     /// Notes what the layer at a place passes on.
-    fn note(&mut self, index: usize, out: Out, steps: &mut VecDeque<Step>) {
-        self.refused += out.refused;
-        steps.extend(out.down.into_iter().map(|p| Step::Down(index + 1, p)));
-        steps.extend(out.up.into_iter().map(|p| Step::Up(index, p)));
+    fn note(&mut self, index: usize) {
+        self.refused += mem::take(&mut self.out.refused);
+        let (down, up) = (self.out.down.drain(..), self.out.up.drain(..));
+        self.steps.extend(down.map(|p| Step::Down(index + 1, p)));
+        self.steps.extend(up.map(|p| Step::Up(index, p)));
     }
 
     /// Passes packets from layer to layer until all have left them.
-    fn run(&mut self, now: Ns, mut steps: VecDeque<Step>) {
-        while let Some(step) = steps.pop_front() {
-            let mut out = Out::default();
+    fn run(&mut self, now: Ns) {
+        while let Some(step) = self.steps.pop_front() {
             let index = match step {
                 Step::Down(index, packet) => {
                     let Some(layer) = self.layers.get_mut(index) else {
@@ -195,7 +201,7 @@ impl Pipeline {
                         }
                         continue;
                     };
-                    layer.send(now, packet, &mut out);
+                    layer.send(now, packet, &mut self.out);
                     index
                 }
                 Step::Up(0, packet) => {
@@ -206,11 +212,11 @@ impl Pipeline {
                     continue;
                 }
                 Step::Up(place, packet) => {
-                    self.layers[place - 1].receive(now, packet, &mut out);
+                    self.layers[place - 1].receive(now, packet, &mut self.out);
                     place - 1
                 }
             };
-            self.note(index, out, &mut steps);
+            self.note(index);
         }
     }
 }

@@ -73,8 +73,12 @@ impl Datagrams {
         let Some((sealer, _)) = &mut self.ends else {
             return packet;
         };
-        let mut sealed = BytesMut::with_capacity(packet.len() + OVERHEAD);
-        sealed.extend_from_slice(&packet);
+        // In its place, if nobody else has it.
+        let mut sealed = packet.try_into_mut().unwrap_or_else(|packet| {
+            let mut copy = BytesMut::with_capacity(packet.len() + OVERHEAD);
+            copy.extend_from_slice(&packet);
+            copy
+        });
         sealed.put_bytes(0, OVERHEAD);
         sealer.seal(self.sent, 0, &mut sealed[HEAD..]);
         self.sent += 1;

@@ -1,6 +1,7 @@
 //! A UDP socket that takes and gives runs of packets by one system call (UDP GSO and GRO).
 
 use std::{
+    cell::Cell,
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr},
 };
@@ -20,6 +21,8 @@ pub(super) struct Segments {
     state: UdpSocketState,
     /// Its family, to which IPv4 addresses are mapped.
     is_v6: bool,
+    /// A run of packets in one piece, kept for its memory.
+    joined: Cell<Vec<u8>>,
 }
 
 impl Segments {
@@ -31,6 +34,7 @@ impl Segments {
             socket: UdpSocket::from_std(socket)?,
             state,
             is_v6,
+            joined: Cell::default(),
         })
     }
 
@@ -79,11 +83,12 @@ impl Segments {
             if run < segments && rest.get(run).is_some_and(|p| p.len() < first.len()) {
                 run += 1;
             }
-            let joined;
+            let mut joined = self.joined.take();
+            joined.clear();
             let contents: &[u8] = match run {
                 1 => first,
                 _ => {
-                    joined = rest[..run].concat();
+                    rest[..run].iter().for_each(|p| joined.extend_from_slice(p));
                     &joined
                 }
             };
@@ -97,6 +102,7 @@ impl Segments {
             let send = || self.state.send((&self.socket).into(), &transmit);
             // A packet that cannot be sent counts as lost.
             let _ = self.socket.async_io(Interest::WRITABLE, send).await;
+            self.joined.set(joined);
             rest = &rest[run..];
         }
     }

@@ -9,7 +9,7 @@ mod udp;
 
 use std::{cell::RefCell, io, rc::Rc, time::Duration};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::{
     task::spawn_local,
     time::{Instant, timeout_at},
@@ -311,13 +311,11 @@ impl UdpLayers {
         loop {
             let mut run = Vec::new();
             while run.len() < RUN
-                && let Some(packet) = self.pipeline.poll_transmit(self.now())
+                && let Some(mut packet) = self.pipeline.poll_transmit(self.now())
             {
-                let mut datagram = BytesMut::with_capacity(HEAD + packet.len());
-                datagram.extend_from_slice(&self.number);
-                datagram.extend_from_slice(&[Message::PACKET]);
-                datagram.extend_from_slice(packet.bytes());
-                run.push(datagram.freeze());
+                packet.push(&[Message::PACKET]);
+                packet.push(&self.number);
+                run.push(packet.into_bytes());
             }
             if run.is_empty() {
                 return has_sent;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use tokio::time::{Instant, sleep_until};
 use vtl_proto::carrier::Kind;
 
@@ -70,8 +70,8 @@ impl Driver {
         while self.talk.pipe().has_room()
             && let Some(packet) = self.layers.deliver()
         {
-            let bytes = Bytes::copy_from_slice(packet.bytes());
-            self.talk.pipe().arrived(Arrived::Stream(bytes));
+            let arrived = Arrived::Stream(packet.into_bytes());
+            self.talk.pipe().arrived(arrived);
         }
         loop {
             self.fill();
