@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets, one to each processor, from their committed corpora; any finding fails.
+# Runs the fuzz targets from their committed corpora; any finding fails.
 #
-#   scripts/fuzz.sh [SECONDS [TARGET...]]    20 s each unless said otherwise, all targets unless some are named
+#   scripts/fuzz.sh [SECONDS [TARGET...]]    20 s each unless said otherwise, one to each processor; all targets unless
+#                                            some are named
 #   scripts/fuzz.sh build                    only builds them
-#   scripts/fuzz.sh replay                   runs what is in the corpora, each input once, in targets built as tests are:
-#                                            soon done, and finds nothing new
+#   scripts/fuzz.sh replay [TARGET...]       runs what is in the corpora, each input once, in targets built without
+#                                            AddressSanitizer and coverage: soon done, and finds nothing new
 #   scripts/fuzz.sh merge [TARGET...]        adds what was found since to the committed corpora, as few inputs as
 #                                            reach the same code
 #
@@ -39,6 +40,10 @@ if [ "$what" = replay ]; then
     cargo build --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" --target-dir "$build/.."
     for name in "${targets[@]}"; do
         log=$build/logs/$name
+        if [ ! -d "fuzz/corpus/$name" ]; then
+            printf 'fuzz: %s has no corpus: scripts/fuzz.sh merge %s makes one after a run\n' "$name" "$name" >&2
+            exit 1
+        fi
         if ! "$build/../debug/$name" -rss_limit_mb=2048 -timeout=30 "fuzz/corpus/$name"/* >"$log" 2>&1; then
             grep -m1 -E 'panicked|SUMMARY|ERROR' -A1 "$log" >&2 || tail -n 5 "$log" >&2
             printf 'fuzz: %s fails at %s (%s)\n' "$name" "$(sed -n 's/^Running: //p' "$log" | tail -n1)" "$log" >&2
@@ -65,8 +70,6 @@ run() {
     mkdir -p "$own" "$seeds" "$build/artifacts/$name"
     local options=(-rss_limit_mb=2048 -timeout=30 -max_len=65536 -len_control=10 -print_final_stats=1
         "-artifact_prefix=$build/artifacts/$name/")
-    # Continuous integration looks where it looked before: new places are for `make fuzz` and `make soak`.
-    [ -z "${CI:-}" ] || options+=(-seed=1)
     case $what in
     merge) set -- -set_cover_merge=1 -use_counters=0 "$seeds" "$own" ;;
     *) set -- "-max_total_time=$what" -malloc_limit_mb=512 "$own" "$seeds" ;;

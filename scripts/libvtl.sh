@@ -4,7 +4,7 @@
 #
 #   scripts/libvtl.sh DIRECTORY [PREFIX]     all of it, into DIRECTORY; PREFIX is /usr/local if not given
 #
-# VTL_ARCHIVE names the static library where cargo has built it with all of the workspace (`make build`).
+# VTL_ARCHIVE is the path of the static library from `/` on where cargo has built it with all of the workspace (`make build`).
 #
 # rustc gives shared libraries a version script without names, so the linker is called here.
 set -euo pipefail

@@ -80,8 +80,8 @@ VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
 
 /* Writes headers into the frame: Ethernet and IP's, `ip` bytes, and UDP's in front of a packet of
  * `length` bytes, and the packet's own; 0: success. */
-VTL_INLINE int vtl_put_headers(struct vtl_frame f, struct vtl_out *o, int ip, __u32 length) {
-    __be16 port = VTL_LOAD(o->s->port);
+VTL_INLINE int vtl_put_headers(struct vtl_frame f, struct vtl_out *o, int ip, __u32 length,
+                               __be16 port) {
     __u32 offset = ip + vtl_udp_room(port);
     void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
     if (data + offset + VTL_MIN_PACKET > end || !vtl_has_headers(data, ip, end))
@@ -98,15 +98,17 @@ VTL_INLINE int vtl_put_headers(struct vtl_frame f, struct vtl_out *o, int ip, __
 VTL_INLINE int vtl_emit(struct vtl_frame f, struct vtl_out *o) {
     int is_v4 = vtl_unknown(o->s->ip_version == 4);
     __u32 ip = is_v4 ? VTL_OFFSET_V4 : VTL_OFFSET_V6;
-    __u32 offset = vtl_unknown(ip) + vtl_udp_room(VTL_LOAD(o->s->port));
+    /* Once: a packet that arrives meanwhile may change it. */
+    __be16 port = VTL_LOAD(o->s->port);
+    __u32 offset = vtl_unknown(ip) + vtl_udp_room(port);
     __u32 length = o->header_len + vtl_padded(o);
     int failed = vtl_frame_resize(f, offset + length);
     if (!failed) {
         if (o->type == VTL_DATA)
             o->sum = vtl_frame_put(f, o->slot, offset + sizeof(struct vtl_data_hdr), o->len);
         vtl_seal(o);
-        failed = is_v4 ? vtl_put_headers(f, o, VTL_OFFSET_V4, length)
-                       : vtl_put_headers(f, o, VTL_OFFSET_V6, length);
+        failed = is_v4 ? vtl_put_headers(f, o, VTL_OFFSET_V4, length, port)
+                       : vtl_put_headers(f, o, VTL_OFFSET_V6, length, port);
     }
     if (failed)
         vtl_env_count(VTL_ST_TX_FAILED);

@@ -32,8 +32,12 @@ impl Packet {
         &self.bytes[self.start..]
     }
 
-    /// Its bytes, without copying them.
+    /// Its bytes. They are copied only if they take less than half of their memory, which whoever counts bytes would
+    /// not see.
     pub fn into_bytes(self) -> Bytes {
+        if 2 * self.len() < self.bytes.capacity() {
+            return Bytes::copy_from_slice(self.bytes());
+        }
         let mut bytes = Bytes::from(self.bytes);
         bytes.advance(self.start);
         bytes
@@ -104,6 +108,8 @@ mod tests {
         packet.keep(9);
         assert_eq!(packet.bytes(), b"dpacket");
         assert_eq!(packet.clone().into_bytes(), "dpacket");
+        let long = [7; 2 * HEADROOM];
+        assert_eq!(Packet::new(&long).into_bytes(), long[..]);
         packet.advance(99);
         assert!(packet.is_empty());
     }
