@@ -66,7 +66,9 @@ fn web__uploads_over_a_bad_link() {
         assert!(output.status.success(), "{}", words(&output));
         same(&file, &world.path("www").join(name));
     }
-    assert!(world.sum(Host::Client, "bytes_sent") >= 8 * MB as u64);
+    // One of them may begin by TCP: where the handshake's last ACK and the first bytes are lost, the server does not know of it
+    // for a second.
+    assert!(world.sum(Host::Client, "bytes_sent") > 4 * MB as u64);
 }
 
 #[test]
