@@ -66,8 +66,7 @@ fn web__uploads_over_a_bad_link() {
         assert!(output.status.success(), "{}", words(&output));
         same(&file, &world.path("www").join(name));
     }
-    // One of them may begin by TCP: where the handshake's last ACK and the first bytes are lost, the server does not know of it
-    // for a second.
+    // One may begin by TCP, which is how a server hears of a connection whose handshake's last ACK was lost.
     assert!(world.sum(Host::Client, "bytes_sent") > 4 * MB as u64);
 }
 

@@ -154,12 +154,16 @@ SEC("tcx/egress") int vtl_egress_direct(struct __sk_buff *ctx) {
 
 /* ------------------------------------------------------------------------------------ ingress */
 
-/* Turns the headers of a received frame round, `ip` bytes of them and UDP's; 0: success. */
-VTL_INLINE int vtl_answer_headers(struct vtl_frame f, int ip, __u32 length, __be16 port) {
+/* Turns the headers of a received frame round, `ip` bytes of them and UDP's, for an acknowledgement
+ * with `bytes` of bitmap, and writes its header behind them; 0: success. */
+VTL_INLINE int vtl_answer_headers(struct vtl_frame f, const struct vtl_ack_hdr *ack, int ip,
+                                  __u32 bytes, __be16 port) {
+    __u32 offset = ip + vtl_udp_room(port);
     void *data = vtl_frame_data(f), *end = vtl_frame_end(f);
-    if (!vtl_has_headers(data, ip, end))
+    if (data + offset + sizeof(*ack) > end || !vtl_has_headers(data, ip, end))
         return -1;
-    vtl_turn_round(data, ip, length, port);
+    vtl_turn_round(data, ip, sizeof(*ack) + bytes, port);
+    vtl_copy(data + offset, ack, sizeof(*ack));
     return 0;
 }
 
@@ -178,10 +182,8 @@ VTL_INLINE int vtl_answer_at(struct vtl_frame f, struct vtl_session *s, __u32 ip
     __u32 bytes = words * 8;
     if (bytes - 1 < VTL_ACK_MAX_BITMAP && vtl_frame_store(f, fixed, scratch->map, bytes))
         return vtl_frame_drop(f);
-    if (ip == VTL_OFFSET_V4 ? vtl_answer_headers(f, VTL_OFFSET_V4, sizeof(ack) + bytes, port)
-                            : vtl_answer_headers(f, VTL_OFFSET_V6, sizeof(ack) + bytes, port))
-        return vtl_frame_drop(f);
-    if (vtl_frame_store(f, ip + room, &ack, sizeof(ack)))
+    if (ip == VTL_OFFSET_V4 ? vtl_answer_headers(f, &ack, VTL_OFFSET_V4, bytes, port)
+                            : vtl_answer_headers(f, &ack, VTL_OFFSET_V6, bytes, port))
         return vtl_frame_drop(f);
     vtl_env_count(VTL_ST_TX_ACKS);
     /* XDP_TX loses acknowledgements on veth behind a router; a redirect does not. */

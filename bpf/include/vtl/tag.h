@@ -27,7 +27,7 @@ enum { VTL_TOKEN_WORD = 1 };
         c = VTL_ROTATE(c, 32);                                                                     \
     } while (0)
 
-/* SipHash-2-4 of the first `count` words, at most 9. */
+/* SipHash-2-4 of the first `count` words. */
 VTL_INLINE __u64 vtl_tag(__u64 k0, __u64 k1, const struct vtl_tagged *t, __u32 count) {
     __u64 a = k0 ^ 0x736f6d6570736575ull, b = k1 ^ 0x646f72616e646f6dull;
     __u64 c = k0 ^ 0x6c7967656e657261ull, d = k1 ^ 0x7465646279746573ull;
