@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Runs the fuzz targets from their committed corpora; any finding fails.
+# Runs the fuzz targets, one to each processor, from their committed corpora; any finding fails.
 #
-#   scripts/fuzz.sh [SECONDS [TARGET...]]    20 s each unless said otherwise, one to each processor; all targets unless
-#                                            some are named
+#   scripts/fuzz.sh [SECONDS [TARGET...]]    20 s each unless said otherwise, all targets unless some are named
 #   scripts/fuzz.sh build                    only builds them
 #   scripts/fuzz.sh replay [TARGET...]       runs what is in the corpora, each input once, in targets built without
 #                                            AddressSanitizer and coverage: soon done, and finds nothing new
@@ -37,31 +36,19 @@ else
 fi
 
 if [ "$what" = replay ]; then
+    bin=$build/../debug
     cargo build --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" --target-dir "$build/.."
-    for name in "${targets[@]}"; do
-        log=$build/logs/$name
-        if [ ! -d "fuzz/corpus/$name" ]; then
-            printf 'fuzz: %s has no corpus: scripts/fuzz.sh merge %s makes one after a run\n' "$name" "$name" >&2
-            exit 1
-        fi
-        if ! "$build/../debug/$name" -rss_limit_mb=2048 -timeout=30 "fuzz/corpus/$name"/* >"$log" 2>&1; then
-            grep -m1 -E 'panicked|SUMMARY|ERROR' -A1 "$log" >&2 || tail -n 5 "$log" >&2
-            printf 'fuzz: %s fails at %s (%s)\n' "$name" "$(sed -n 's/^Running: //p' "$log" | tail -n1)" "$log" >&2
-            exit 1
-        fi
+else
+    host=$(rustc --version --verbose | sed -n 's/^host: //p')
+    bin=$build/$host/release
+    flags="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module"
+    for option in level=4 inline-8bit-counters pc-table trace-compares; do
+        flags+=" -Cllvm-args=-sanitizer-coverage-$option"
     done
-    exit 0
+    # In a folder of its own: RUSTC_BOOTSTRAP has `make build` do its work again.
+    RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml \
+        "${selected[@]}" --target "$host" --target-dir "$build"
 fi
-
-host=$(rustc --version --verbose | sed -n 's/^host: //p')
-bin=$build/$host/release
-flags="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module"
-for option in level=4 inline-8bit-counters pc-table trace-compares; do
-    flags+=" -Cllvm-args=-sanitizer-coverage-$option"
-done
-# In a folder of its own: RUSTC_BOOTSTRAP has `make build` do its work again.
-RUSTFLAGS=$flags RUSTC_BOOTSTRAP=1 cargo build --release --locked --quiet --manifest-path fuzz/Cargo.toml "${selected[@]}" \
-    --target "$host" --target-dir "$build"
 [ "$what" != build ] || exit 0
 
 # Usage: run TARGET; 1 if it finds anything, with how to run that again.
@@ -71,16 +58,23 @@ run() {
     local options=(-rss_limit_mb=2048 -timeout=30 -max_len=65536 -len_control=10 -print_final_stats=1
         "-artifact_prefix=$build/artifacts/$name/")
     case $what in
+    replay)
+        set -- "$seeds"/*
+        if [ ! -e "$1" ]; then
+            printf 'fuzz: %s has no corpus: scripts/fuzz.sh merge %s makes one, after a run\n' "$name" "$name" >&2
+            return 1
+        fi
+        ;;
     merge) set -- -set_cover_merge=1 -use_counters=0 "$seeds" "$own" ;;
     *) set -- "-max_total_time=$what" -malloc_limit_mb=512 "$own" "$seeds" ;;
     esac
     if "$bin/$name" "${options[@]}" "$@" >"$log" 2>&1; then
         line=$(sed -n 's/.*number_of_executed_units: */executions: /p' "$log" | tail -n1)
-        printf 'fuzz: %-17s %s\n' "$name" "${line:-done}"
+        [ "$what" = replay ] || printf 'fuzz: %-17s %s\n' "$name" "${line:-done}"
         return 0
     fi
     grep -m1 -E 'panicked|SUMMARY|ERROR' -A1 "$log" >&2 || tail -n 5 "$log" >&2
-    made=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n1)
+    made=$(sed -n 's/.*Test unit written to //p; s/^Running: //p' "$log" | tail -n1)
     printf 'fuzz: %s fails (%s); to see it again, run %s/%s %s\n' "$name" "$log" "$bin" "$name" "${made:-$seeds}" >&2
     # For whoever has no more than what this prints.
     if [ -f "$made" ] && [ "$(stat -c %s "$made")" -le 3000 ]; then

@@ -74,11 +74,7 @@ impl Datagrams {
             return packet;
         };
         // In its place, if nobody else has it.
-        let mut sealed = packet.try_into_mut().unwrap_or_else(|packet| {
-            let mut copy = BytesMut::with_capacity(packet.len() + OVERHEAD);
-            copy.extend_from_slice(&packet);
-            copy
-        });
+        let mut sealed = BytesMut::from(packet);
         sealed.put_bytes(0, OVERHEAD);
         sealer.seal(self.sent, 0, &mut sealed[HEAD..]);
         self.sent += 1;
