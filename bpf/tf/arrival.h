@@ -27,7 +27,7 @@ VTL_INLINE enum vtl_verdict tf_arrival_admit(struct vtl_in *in) {
 /* ingress: publishes the packet. */
 VTL_INLINE void tf_arrival_place(struct vtl_in *in) {
     struct vtl_rx *rx = &in->s->rx;
-    if (in->type == VTL_PROBE)
+    if (!in->slot)
         return;
     in->slot->len = in->len;
     in->slot->stamp = in->seq;

@@ -138,7 +138,7 @@ VTL_INLINE int vtl_partial_order_waits(struct vtl_in *in, __u32 before) {
 /* Instead of tf_receive_place. */
 VTL_INLINE void tf_partial_order_place(struct vtl_in *in) {
     struct vtl_session *s = in->s;
-    if (in->type == VTL_PROBE)
+    if (!in->slot)
         return;
     __u32 before = in->duplicate ? 0 : in->slot->more;
     if (!vtl_rx_take(in))

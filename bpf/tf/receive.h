@@ -128,7 +128,7 @@ VTL_GLOBAL int vtl_rx_behind_gap(struct vtl_session *s, int fence) {
 
 /* ingress: accepts the verified packet in its slot. */
 VTL_INLINE void tf_receive_place(struct vtl_in *in) {
-    if (in->type == VTL_PROBE || !vtl_rx_take(in))
+    if (!in->slot || !vtl_rx_take(in))
         return;
     if (in->seq == in->s->rx.cum)
         vtl_rx_advance(in);

@@ -53,7 +53,7 @@ VTL_INLINE enum vtl_verdict tf_unordered_admit(struct vtl_in *in, struct vtl_uno
 VTL_INLINE void tf_unordered_place(struct vtl_in *in, struct vtl_unordered *u) {
     VTL_TF(unordered, 0);
     struct vtl_rx *rx = &in->s->rx;
-    if (in->type == VTL_PROBE || !vtl_rx_take(in))
+    if (!in->slot || !vtl_rx_take(in))
         return;
     in->slot->stamp = in->seq;
     u->placed = in->place + 1;

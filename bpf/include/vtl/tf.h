@@ -114,7 +114,7 @@ struct vtl_in {
     __u64 seq;
     struct vtl_data_hdr *hdr; /* a copy, which the packet cannot change */
     struct vtl_slot *slot; /* destination of the payload; the scratch slot for duplicates, refused
-                            * packets and halves */
+                            * packets and halves; NULL for a PROBE */
     __u64 place;           /* number of the slot: seq, unless the ring is in order of arrival */
     __u64 sum;             /* sum of the payload: see vtl_move */
     __u32 len;             /* payload bytes according to the header, at most VTL_MAX_PAYLOAD */
