@@ -164,10 +164,7 @@ static __always_inline int tell(struct __sk_buff *skb, const struct vtl_four_tup
     s->onward = onward;
     s->ends = *ends;
     s->flow = *flow;
-    /* clang knows that headers are no longer, but the verifier does not. */
-    asm volatile("" : "+r"(len));
-    if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(struct tcphdr) ||
-        load_ip(skb, 0, s->packet, len)) {
+    if (load_syn(skb, s->packet, len)) {
         bpf_ringbuf_discard(s, 0);
         return 0;
     }

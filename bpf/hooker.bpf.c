@@ -22,9 +22,6 @@ const volatile struct vtl_hook_config config SEC(".rodata.config");
 #include "vtl/capture.h"
 #include "vtl/outside.h"
 
-/* Ticks per second, the unit of TCP's timeouts; 0 if the kernel's configuration is unknown. */
-extern unsigned int CONFIG_HZ __kconfig __weak;
-
 /* Remote client, by the ends of vtld's connection to a local application that represents it. vtld
  * writes after bind(); vtl_accepted removes the entry, or vtld if the connection was never
  * accepted. */
@@ -444,8 +441,7 @@ int vtl_hold_syn(struct __sk_buff *skb) {
     if (exe)
         s->exe = *exe;
     len = off + tcp.doff * 4;
-    if (len > VTL_SYN_MAX || len < sizeof(struct iphdr) + sizeof(tcp) ||
-        load_ip(skb, 0, s->packet, len)) {
+    if (load_syn(skb, s->packet, len)) {
         bpf_ringbuf_discard(s, 0);
         return TC_ACT_SHOT;
     }
@@ -547,8 +543,8 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         /* Retransmit a lost SYN of discovery after 300 ms instead of 1 s. */
         cookie = bpf_get_socket_cookie(ops);
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
-        if (own && (own->flags & VTL_SOCK_OFFER) && CONFIG_HZ)
-            ops->reply = CONFIG_HZ * 3u / 10u;
+        if (own && (own->flags & VTL_SOCK_OFFER))
+            ops->reply = config.ticks * 3 / 10;
         break;
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
     case BPF_SOCK_OPS_TCP_LISTEN_CB:

@@ -301,10 +301,7 @@ VTL_INLINE enum vtl_verdict vtl_in_start(struct vtl_in *in, __u32 room) {
         if (!slot)
             return VTL_STOP;
     }
-    /* Hidden from clang, which would have later code look at the type instead of the pointer:
-     * Linux 6.8's verifier does not see that it comes to the same. */
-    asm volatile("" : "+r"(slot));
-    in->slot = slot;
+    in->slot = vtl_hidden(slot);
     return VTL_NEXT;
 }
 

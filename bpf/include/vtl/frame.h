@@ -84,15 +84,6 @@ VTL_INLINE int vtl_frame_send(struct vtl_frame f) {
 
 /* ------------------------------------------------------------------- bytes; 0: it has succeeded */
 
-/* Index of the last of `bytes`; huge for none. Compared with a bound, it gives loads and stores a
- * length, vtl_last() + 1, that the verifiers before Linux 6.18 know to be positive, too: clang must
- * not make `bytes` of it again, whose bounds they would not know. */
-VTL_INLINE __u32 vtl_last(__u32 bytes) {
-    bytes--;
-    asm volatile("" : "+r"(bytes));
-    return bytes;
-}
-
 VTL_INLINE long vtl_frame_load(struct vtl_frame f, __u32 at, void *to, __u32 bytes) {
     return f.xdp ? bpf_xdp_load_bytes(f.ctx, at, to, bytes)
                  : bpf_skb_load_bytes(f.ctx, at, to, bytes);

@@ -179,7 +179,7 @@ VTL_INLINE int vtl_answer_at(struct vtl_frame f, struct vtl_session *s, __u32 ip
         return vtl_frame_drop(f);
     struct vtl_ack_hdr ack;
     vtl_ack_build(s, &ack, scratch->map, words, 0);
-    __u32 bytes = words * 8, last = vtl_last(bytes);
+    __u32 bytes = words * 8, last = vtl_hidden(bytes - 1);
     if (last < VTL_ACK_MAX_BITMAP && vtl_frame_store(f, fixed, scratch->map, last + 1))
         return vtl_frame_drop(f);
     if (ip == VTL_OFFSET_V4 ? vtl_answer_headers(f, &ack, VTL_OFFSET_V4, bytes, port)
@@ -291,7 +291,7 @@ VTL_INLINE int vtl_listener(struct vtl_frame f) {
     int words = vtl_ack_length(&hdr, vtl_frame_length(f) - offset - sizeof(hdr));
     if (words < 0)
         return vtl_frame_drop(f);
-    __u32 last = vtl_last(words * 8);
+    __u32 last = vtl_hidden(words * 8 - 1);
     if (last < VTL_ACK_MAX_BITMAP &&
         vtl_frame_load(f, offset + sizeof(hdr), scratch->map, last + 1))
         return vtl_frame_drop(f);

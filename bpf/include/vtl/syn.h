@@ -28,6 +28,14 @@ enum { OPTIONS_MAX = 40, OPTION_END = 0, OPTION_NOP = 1 };
  * MP_JOIN. */
 enum { OPT_MD5 = 19, OPT_AO = 29, OPT_MPTCP = 30, MPTCP_JOIN = 1 };
 
+/* Copies the IP and TCP header of a SYN, `len` bytes; 0: success. */
+static __always_inline long load_syn(struct __sk_buff *skb, __u8 to[VTL_SYN_MAX], __u32 len) {
+    const __u32 min = sizeof(struct iphdr) + sizeof(struct tcphdr);
+    __u32 more = vtl_hidden(len - min);
+
+    return more > VTL_SYN_MAX - min || load_ip(skb, 0, to, more + min);
+}
+
 /* What the options of a SYN say, whose TCP header is at `off`; *flow: VTL's option's content, in
  * the first two cases of VTL's. */
 static __always_inline enum syn_says vtl_option(struct __sk_buff *skb, __u32 off, __u32 doff,

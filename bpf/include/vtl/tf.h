@@ -32,6 +32,18 @@
 #endif
 
 /*
+ * Returns `x`, whose origin the compiler then does not know, so that it compares and uses this
+ * value itself, and not another one that comes to the same: verifiers before Linux 6.18 do not
+ * derive bounds of `x` from a comparison of `x - 1`, nor what a pointer is from a flag set with it.
+ */
+#define vtl_hidden(x)                                                                              \
+    ({                                                                                             \
+        __typeof__(x) vtl_hidden_ = (x);                                                           \
+        asm volatile("" : "+r"(vtl_hidden_));                                                      \
+        vtl_hidden_;                                                                               \
+    })
+
+/*
  * Returns `x`, of which the verifier then knows nothing. Where it knows a value, and a later branch
  * depends on it, it follows the paths with each value apart: a condition that is tested twice would
  * double the paths between.

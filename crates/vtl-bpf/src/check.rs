@@ -1,11 +1,11 @@
 //! Runs the verifier on a graft's programs, one by one, without installing any.
 
 use std::{
-    ffi::c_char,
+    ffi::{OsStr, c_char},
     time::{Duration, Instant},
 };
 
-use libbpf_rs::AsRawLibbpf;
+use libbpf_rs::{AsRawLibbpf, OpenObject};
 
 use crate::{
     Result,
@@ -43,25 +43,37 @@ const FIGURES: u32 = 4;
 /// [`crate::Error::BadGraft`] if the object contains anything not on the allow list,
 /// [`crate::Error::Load`] if libbpf cannot parse it. A rejection by the verifier is no error.
 pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
-    let names: Vec<_> = loader
-        .open(image)?
-        .progs()
-        .map(|p| p.name().to_owned())
-        .collect();
+    check_opened(|| loader.open(image), |object| prepare(object, "the graft"))
+}
+
+/// Has the kernel verify each program of the object that `open` opens, once for each program.
+/// `prepare` is called before each is loaded.
+///
+/// # Errors
+/// Those of `open` and `prepare`. A rejection by the verifier is no error.
+pub fn check_opened(
+    open: impl Fn() -> Result<OpenObject>,
+    prepare: impl Fn(&OpenObject) -> Result<()>,
+) -> Result<Vec<Verdict>> {
+    let names: Vec<_> = open()?.progs().map(|p| p.name().to_owned()).collect();
     names
         .iter()
         .map(|name| {
-            let verdict = verify(loader, image, name, FIGURES)?;
+            let verdict = verify(open()?, &prepare, name, FIGURES)?;
             if verdict.accepted {
                 return Ok(verdict);
             }
-            verify(loader, image, name, TRACE)
+            verify(open()?, &prepare, name, TRACE)
         })
         .collect()
 }
 
-fn verify(loader: &Loader, image: &[u8], name: &std::ffi::OsStr, level: u32) -> Result<Verdict> {
-    let mut object = loader.open(image)?;
+fn verify(
+    mut object: OpenObject,
+    prepare: impl Fn(&OpenObject) -> Result<()>,
+    name: &OsStr,
+    level: u32,
+) -> Result<Verdict> {
     let mut log = vec![0_u8; LOG];
     let mut instructions = 0;
     for mut program in object.progs_mut() {
@@ -82,7 +94,7 @@ fn verify(loader: &Loader, image: &[u8], name: &std::ffi::OsStr, level: u32) -> 
         }
     }
     let start = Instant::now();
-    prepare(&object, "the graft")?;
+    prepare(&object)?;
     let loaded = object.load();
     let took = start.elapsed();
     let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());

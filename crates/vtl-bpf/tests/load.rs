@@ -1,7 +1,13 @@
 //! The kernel's verifier accepts the root programs and every graft.
 #![allow(missing_docs, non_snake_case)]
 
-use vtl_bpf::{check::check, cost, objects, plane::DataPlane, rings::RingMaker};
+use libbpf_rs::{ObjectBuilder, OpenObject};
+use vtl_bpf::{
+    check::{check, check_opened},
+    cost, objects,
+    plane::DataPlane,
+    rings::RingMaker,
+};
 
 #[test]
 fn load__root_and_every_graft() {
@@ -93,4 +99,44 @@ fn check__every_graft_is_verified_fast() {
     }
     assert!(slow.is_empty(), "{slow:#?}");
     assert_eq!(plane.grafts().count(), 0);
+}
+
+/// Objects that vtld loads besides the root programs and grafts.
+const OTHERS: [(&str, &[u8]); 5] = [
+    ("hooker", objects::HOOKER),
+    ("rules", objects::RULES),
+    ("gateway", objects::GATEWAY),
+    ("carrier", objects::CARRIER),
+    ("fence", objects::FENCE),
+];
+
+#[test]
+fn load__what_vtld_loads_besides() {
+    if !vtl_testing::is_root() {
+        return;
+    }
+    let mut refused = Vec::new();
+    for (name, image) in OTHERS {
+        for v in check_opened(|| Ok(configured(image)), |_| Ok(())).unwrap() {
+            let figures = format!("{name} {}: {} processed", v.program, v.processed);
+            println!("{figures} of {} instructions", v.instructions);
+            if !v.accepted {
+                println!("{}", &v.log[v.log.len().saturating_sub(2000)..]);
+                refused.push(figures);
+            }
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+/// An object that is not a graft, with all its configuration switched on.
+fn configured(image: &[u8]) -> OpenObject {
+    let opened = ObjectBuilder::default().open_memory(image);
+    let mut object = opened.unwrap();
+    for mut map in object.maps_mut() {
+        if map.name() == ".rodata.config" {
+            map.initial_value_mut().unwrap().fill(1);
+        }
+    }
+    object
 }

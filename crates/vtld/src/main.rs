@@ -16,6 +16,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use caps::{CapSet, Capability};
 use clap::{Parser, ValueEnum};
+use libbpf_rs::PrintLevel;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -434,7 +435,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.add(Signal::SIGHUP);
     signals.thread_block()?;
     let _written = start_log(args)?;
-    libbpf_rs::set_print(None);
+    libbpf_rs::set_print(Some((PrintLevel::Warn, |_, says| {
+        tracing::debug!("libbpf: {}", says.trim_end());
+    })));
     panics::watch();
     allow_descriptors(args.max_sessions);
 

@@ -54,7 +54,13 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::{
+    sys::{
+        eventfd::{EfdFlags, EventFd},
+        time::TimeValLike,
+    },
+    time::ClockId,
+};
 use vtl_control::OpenedConnection;
 use vtl_core::{
     profile::{Profile, Source},
@@ -486,6 +492,7 @@ impl Hooker {
             capture_port6: v6.as_ref().map_or(0, Bound::capture_port),
             near_ns: config.plain_ttl.as_nanos() as u64,
             far_us: config.near.saturating_mul(UNDER_LOAD).as_micros() as u64,
+            ticks: ticks(),
             ..Default::default()
         };
 
@@ -732,6 +739,14 @@ fn allow_many_descriptors() {
     if let Err(error) = raised {
         tracing::debug!(%error, "hooker: cannot raise the limit of open files");
     }
+}
+
+/// The kernel's ticks per second (CONFIG_HZ), from the resolution of its coarse clock: its
+/// configuration is not readable everywhere. 0 if unknown.
+fn ticks() -> u64 {
+    let tick = ClockId::CLOCK_MONOTONIC_COARSE.res();
+    let tick = tick.map_or(0, |tick| tick.num_nanoseconds() as u64);
+    (1_000_000_000 + tick / 2).checked_div(tick).unwrap_or(0)
 }
 
 /// A random SO_MARK, which no other program uses by accident.

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Runs what loads eBPF under the kernels that the README's systems boot, in virtual machines which
+# see this machine's files: a verifier of another version accepts other programs. By emulation
+# where there is no hardware for it, ten times slower. As root; wants the network.
+#
+#   scripts/check-kernels.sh [SYSTEM...]     all of them, or debian13, ubuntu24.04
+#
+# Output goes to target/kernels/SYSTEM.log. TESTS='programs load' are the tests of vtl-bpf, and
+# E2E='lossy__ pool__' is which end-to-end tests run; E2E= none.
+set -euo pipefail
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+target=${CARGO_TARGET_DIR:-$repo/target}
+kernels=$target/kernels
+TESTS=${TESTS:-load programs tcp udp}
+E2E=${E2E-}
+virtme=virtme-ng==1.42
+# Debian has no package of Ubuntu's keys.
+ubuntu=http://archive.ubuntu.com/ubuntu
+ubuntu_keys=$ubuntu/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb
+ubuntu_keys_sha256=36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8
+
+fail() {
+    printf 'check-kernels: %s\n' "$1" >&2
+    exit 1
+}
+
+# The kernel's package, with verified signatures, unpacked below $kernels/SYSTEM.
+# Usage: get_kernel SYSTEM
+get_kernel() {
+    local system=$1 at=$kernels/$1 key=/usr/share/keyrings/debian-archive-keyring.gpg packages options
+    local source="http://deb.debian.org/debian trixie main" generic=linux-image-amd64
+    rm -rf "$at"
+    mkdir -p "$at"/apt/{lists,cache/archives}/partial "$at/root"
+    if [ "$system" = ubuntu24.04 ]; then
+        curl -sSf -o "$at/keys.deb" $ubuntu_keys
+        echo "$ubuntu_keys_sha256  $at/keys.deb" | sha256sum --check --quiet
+        dpkg-deb -x "$at/keys.deb" "$at/keys"
+        key=$at/keys/usr/share/keyrings/ubuntu-archive-keyring.gpg
+        source="$ubuntu noble-updates main" generic=linux-image-generic
+    fi
+    [ -e "$key" ] || fail "no keys of Debian here: apt install debian-archive-keyring"
+    echo "deb [signed-by=$key] $source" >"$at/apt/sources.list"
+    options=(-qq -o Dir::Etc::SourceList="$at/apt/sources.list" -o Dir::Etc::SourceParts=-
+        -o Dir::State::Lists="$at/apt/lists" -o Dir::Cache="$at/apt/cache" -o Dir::State::Status=/dev/null
+        -o APT::Sandbox::User=root -o Acquire::Languages=none)
+    apt-get "${options[@]}" update
+    packages=$(apt-cache "${options[@]}" depends $generic | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p')
+    [ "$system" != ubuntu24.04 ] || packages="$packages ${packages/image/modules}"
+    # shellcheck disable=SC2086 # one or two names
+    (cd "$at" && apt-get "${options[@]}" download $packages)
+    for package in "$at"/linux-*.deb; do dpkg-deb -x "$package" "$at/root"; done
+    [ -e "$at/root/lib" ] || ln -s usr/lib "$at/root/lib"
+    depmod -b "$at/root" "$(ls "$at/root/lib/modules")"
+    rm -rf "$at/apt" "$at"/*.deb "$at/keys"
+}
+
+# Usage: boot SYSTEM SECONDS COMMAND; in a virtual machine that may write to $kernels/SYSTEM/out alone.
+# What COMMAND prints is in $kernels/SYSTEM.log.
+boot() {
+    local at=$kernels/$1 seconds=$2
+    mkdir -p "$at/out"
+    rm -f "$at/out/"*
+    printf '%s\n' "exec >'$at/out/log' 2>&1" 'mount -t tmpfs tmpfs /run' 'ulimit -l unlimited' \
+        "if ( $3 ); then echo 0 >'$at/out/status'; else echo 1 >'$at/out/status'; fi" >"$at/out/run.sh"
+    timeout "$seconds" "$kernels/venv/bin/vng" --verbose --force-9p "${accel[@]}" --user root \
+        --run "$at"/root/boot/vmlinuz-* --cpus 2 --memory 4G --cwd "$repo" \
+        --overlay-rwdir "$repo" --overlay-rwdir "$target" --overlay-rwdir /var --overlay-rwdir /root \
+        --overlay-rwdir /etc --rwdir "$at/out" -- "bash '$at/out/run.sh'" \
+        </dev/null >"$at/console.log" 2>&1 || true
+    cp "$at/out/log" "$kernels/$1.log" 2>/dev/null || cp "$at/console.log" "$kernels/$1.log"
+    [ "$(cat "$at/out/status" 2>/dev/null)" = 0 ]
+}
+
+check() {
+    local system=$1 begin=$SECONDS commands
+    [ -d "$kernels/$system/root/boot" ] || get_kernel "$system" || return 1
+    commands="uname -r && '$target/release/vtl' doctor && cd '$repo/crates/vtl-bpf'"
+    for test in "${binaries[@]}"; do commands+=" && '$test' --test-threads=1"; done
+    if [ -n "$E2E" ]; then
+        # What was built is there: a build of it in the machine would take hours.
+        commands+=" && cd '$repo/tests' && CARGO=/bin/true '$e2e' --test-threads=1 $E2E"
+    fi
+    if boot "$system" 3000 "$commands"; then
+        printf '%-12s %s: passed in %d:%02d\n' "$system" "$(sed -n 1p "$kernels/$system.log")" \
+            $(((SECONDS - begin) / 60)) $(((SECONDS - begin) % 60))
+    else
+        printf '%-12s FAILED: see %s\n' "$system" "$kernels/$system.log"
+        return 1
+    fi
+}
+
+[ "$(id -u)" = 0 ] || fail "needs root, to load eBPF: run it with sudo"
+for need in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
+        fail "needs ${need%%:*}: apt install --no-install-recommends qemu-system-x86 busybox-static kmod python3-venv"
+done
+export PATH=$PATH:/usr/sbin:/sbin
+[ $# -gt 0 ] || set -- debian13 ubuntu24.04
+for system in "$@"; do
+    [[ " debian13 ubuntu24.04 " == *" $system "* ]] ||
+        fail "there is no kernel of '$system': take debian13 or ubuntu24.04"
+done
+mkdir -p "$kernels"
+if ! "$kernels/venv/bin/pip" show -q "${virtme%%==*}" 2>/dev/null; then
+    python3 -m venv "$kernels/venv" && "$kernels/venv/bin/pip" install -q "$virtme" ||
+        fail "cannot install $virtme: apt install python3-venv, and check the network"
+fi
+export PATH=$kernels/venv/bin:$PATH
+
+cd "$repo"
+# The line that cargo prints of a test: its source, and what it was compiled to.
+built=$(cargo test --release --workspace --locked --no-run --test e2e $(printf -- '--test %s ' $TESTS) 2>&1) ||
+    fail "the tests do not build: cargo test --release --workspace --no-run"
+binary() {
+    sed -n "s|^ *Executable tests/$1[./].*(\(.*\))|\1|p" <<<"$built"
+}
+binaries=()
+for test in $TESTS; do binaries+=("$repo/$(binary "$test")"); done
+e2e=$repo/$(binary e2e)
+
+accel=(--disable-kvm)
+status=0
+pids=()
+for system in "$@"; do
+    check "$system" &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+exit $status
