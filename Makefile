@@ -15,7 +15,7 @@ SKIPPED = $(abspath $(TARGET))/skipped
 list_skipped = status=$$?; [ ! -s $(SKIPPED) ] || { echo; echo 'skipped:'; sort -u $(SKIPPED) | sed 's/^/  /'; }; exit $$status
 
 .DEFAULT_GOAL := help
-.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems lint format fmt wheel install install-texts uninstall clean
+.PHONY: help preflight setup build demo bench bench-full check test fuzz sanitize miri soak check-systems check-kernels lint format fmt wheel install install-texts uninstall clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -79,6 +79,9 @@ soak: preflight build ## The long tests, with a report: seeds, accidents, load; 
 
 check-systems: ## What a newcomer meets: the demo and the tests on bare systems made by debootstrap (as root)
 	@scripts/check-systems.sh $(SYSTEMS)
+
+check-kernels: setup ## What loads eBPF, under the kernels of Debian 13 and Ubuntu 24.04, in QEMU (as root); E2E='rules__ tun__' end to end, too
+	@scripts/check-kernels.sh $(SYSTEMS)
 
 lint: format ## rustfmt, clang-format, clippy, rustdoc, and cargo-deny with RustSec's advisories
 	VTL_EMPTY_OBJECTS=1 $(CARGO) clippy --release --workspace --exclude sctp-proto --all-targets --locked --quiet -- -D warnings

@@ -61,7 +61,7 @@ boot() {
     local at=$kernels/$1 seconds=$2
     mkdir -p "$at/out"
     rm -f "$at/out/"*
-    printf '%s\n' "exec >'$at/out/log' 2>&1" 'mount -t tmpfs tmpfs /run' 'ulimit -l unlimited' \
+    printf '%s\n' "exec >'$at/out/log' 2>&1" 'mount -t tmpfs tmpfs /run' 'ulimit -l unlimited' 'modprobe tcp_bbr' \
         "if ( $3 ); then echo 0 >'$at/out/status'; else echo 1 >'$at/out/status'; fi" >"$at/out/run.sh"
     timeout "$seconds" "$kernels/venv/bin/vng" --verbose --force-9p "${accel[@]}" --user root \
         --run "$at"/root/boot/vmlinuz-* --cpus 2 --memory 4G --cwd "$repo" \
@@ -109,11 +109,11 @@ fi
 export PATH=$kernels/venv/bin:$PATH
 
 cd "$repo"
-# The line that cargo prints of a test: its source, and what it was compiled to.
+# Lines of cargo's: each test's source, and what it was compiled to.
 built=$(cargo test --release --workspace --locked --no-run --test e2e $(printf -- '--test %s ' $TESTS) 2>&1) ||
     fail "the tests do not build: cargo test --release --workspace --no-run"
 binary() {
-    sed -n "s|^ *Executable tests/$1[./].*(\(.*\))|\1|p" <<<"$built"
+    sed -n "s|^ *Executable .*(\(.*/$1-[0-9a-f]*\))$|\1|p" <<<"$built"
 }
 binaries=()
 for test in $TESTS; do binaries+=("$repo/$(binary "$test")"); done
