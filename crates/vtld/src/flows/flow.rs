@@ -39,7 +39,7 @@ use super::{
 use crate::{
     broker::set_linger,
     hooker::{ClientAddressGuard, shut_down},
-    netmon::TcpWatch,
+    netmon::{TcpWatch, losses},
     option, urgent,
 };
 use spread::{Shares, Spreading};
@@ -52,6 +52,8 @@ const UNSENT: libc::c_int = 16 << 10;
 const RETURN: Duration = Duration::from_secs(10);
 /// Retry interval on a full carrier, for flows that may not fall back to TCP.
 const FULL: Duration = Duration::from_millis(20);
+/// How long, besides three round trips, a peer may say nothing of a flow that has begun by a carrier.
+const SILENCE: Duration = Duration::from_millis(200);
 /// How long the state of a reset flow is kept, so that carriers can report the reset.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
@@ -141,8 +143,6 @@ pub(super) struct State {
     pub(super) stays_until: Cell<Option<Instant>>,
     /// The send path that was told last (`events`), and its name.
     pub(super) told: Cell<(Path, &'static str)>,
-    /// At the last review it had sent by a carrier without any confirmation.
-    pub(super) is_unheard: Cell<bool>,
     /// When to retry the best carrier, which the flow left because it was full.
     pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
@@ -181,7 +181,6 @@ impl State {
             stays: Cell::new(false),
             stays_until: Cell::new(None),
             told: Cell::new((Path::Tcp, "tcp")),
-            is_unheard: Cell::new(false),
             returns: Cell::new(None),
             licence: Licence::default(),
             changed: Changed::default(),
@@ -242,6 +241,8 @@ pub(super) enum Beginning {
 pub(super) struct Changed {
     /// The send path, credit, or chunks to retransmit have changed.
     pub(super) sending: Notify,
+    /// Bytes were given to a carrier.
+    pub(super) begun: Notify,
     /// Bytes for the application, or the end, have arrived.
     pub(super) arrived: Notify,
     /// There is room to read from the TCP connection.
@@ -345,6 +346,7 @@ impl Mover<'_> {
         }
         self.state.is_connected.set(true);
         parts.push(Box::pin(async { match self.watch_start().await {} }));
+        parts.push(Box::pin(async { match self.await_word().await {} }));
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
@@ -366,6 +368,19 @@ impl Mover<'_> {
             sleep(pause).await;
             self.watch_losses();
             looks += 1;
+        }
+        pending().await
+    }
+
+    /// Has the flow go on by TCP if the peer says nothing of it: the handshake's last ACK may be lost, and the peer does
+    /// not have the connection then. The first bytes make up for it.
+    async fn await_word(&self) -> Infallible {
+        self.changed.begun.notified().await;
+        let reading = losses(self.ends.tcp.get_ref());
+        let rtt = reading.and_then(|reading| reading.counters.rtt);
+        sleep(SILENCE + 3 * rtt.unwrap_or_default()).await;
+        if !self.id.requires_carrier() {
+            self.peer.doubt(self.id, self.state);
         }
         pending().await
     }
@@ -561,6 +576,7 @@ impl Mover<'_> {
         };
         let len = chunk.bytes.len();
         self.with(|flow| sent(flow, chunk.bytes.clone(), chunk.urgent))?;
+        self.changed.begun.notify_one();
         forget(len);
         let Some(by) = self.peer.carrier(carrier) else {
             // It has just broken: the chunk is returned for retransmission.

@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use vtl_core::{
     Association,
     association::Event,
-    flow::{Flow, INITIAL_CREDIT, Path},
+    flow::{Flow, INITIAL_CREDIT, Path, SendHalf},
     netmon::Metrics,
     reconfigure::learn::Outcome,
     traffic::Traffic,
@@ -149,6 +149,19 @@ pub(super) struct Peer {
     successions: Cell<u64>,
     /// Wake-up: flows, carriers, room, answers or successions have changed.
     pub(super) changed: Notify,
+}
+
+/// Whether this host has opened the flow, and the peer has neither confirmed nor rejected it.
+fn may_be_unknown(id: FlowId, send: &SendHalf) -> bool {
+    id.opener == Side::Local && !send.is_known() && !send.is_rejected()
+}
+
+fn leave_to_tcp(state: &State, send: &mut SendHalf) {
+    tracing::debug!(
+        flow = state.number,
+        "flows: the peer may not know the flow: plain TCP"
+    );
+    send.reject();
 }
 
 impl Peer {
@@ -644,9 +657,21 @@ impl Peer {
         }
     }
 
-    /// Moves flows that the peer seems not to know to TCP: they may be plain connections there, or the handshake's last
-    /// ACK was lost, which the first bytes make up for. Returns flows that have left the best carrier to it after
-    /// their back-off.
+    /// Has a flow that this host has opened go on by TCP, if the peer has said nothing of it.
+    pub(super) fn doubt(&self, id: FlowId, state: &State) {
+        let mut core = self.core.borrow_mut();
+        let send = core.flow_mut(id).map(|flow| &mut flow.send);
+        let unheard = send.filter(|send| may_be_unknown(id, send) && send.path() != Path::Tcp);
+        if let Some(send) = unheard {
+            leave_to_tcp(state, send);
+            core.touch(id);
+        }
+        drop(core);
+        self.turn();
+    }
+
+    /// Moves flows to TCP that may be plain connections for the peer. Returns flows that have left the best carrier to it
+    /// after their back-off.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
         self.follow_preferred();
         let best = self.best_path();
@@ -666,17 +691,8 @@ impl Peer {
                 // At once.
                 state.returns.set(Some(Instant::now()));
             }
-            let may_be_unknown =
-                id.opener == Side::Local && !send.is_known() && !send.is_rejected();
-            let is_unheard = may_be_unknown && send.next_offset() > 0 && send.path() != Path::Tcp;
-            let is_long = state.is_unheard.replace(is_unheard) && is_unheard;
-            let must_wait = id.requires_carrier();
-            if may_be_unknown && (is_unnamed(state.cookie) || (is_long && !must_wait)) {
-                tracing::debug!(
-                    flow = state.number,
-                    "flows: the peer may not know the flow: plain TCP"
-                );
-                send.reject();
+            if may_be_unknown(*id, send) && is_unnamed(state.cookie) {
+                leave_to_tcp(state, send);
                 core.touch(*id);
             } else if state.returns.get().is_some_and(|at| at <= Instant::now()) {
                 state.returns.set(None);

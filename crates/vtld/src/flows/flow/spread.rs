@@ -205,6 +205,7 @@ impl Mover<'_> {
             true => flow.send.sent_again_by(len, &given),
             false => flow.send.sent_new_by(bytes, urgent, &given),
         })?;
+        self.changed.begun.notify_one();
         // Others are to have their turn: carriers, and other flows.
         self.peer.placed(self.id);
         tokio::task::consume_budget().await;
