@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{AsRawLibbpf, OpenObject};
+use libbpf_rs::{AsRawLibbpf, ObjectBuilder, OpenObject};
 
 use crate::{
-    Result,
+    Error, Result,
     load::{Loader, prepare},
+    objects,
+    plane::DataPlane,
 };
 
 /// The verifier's result for one program.
@@ -46,12 +48,55 @@ pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
     check_opened(|| loader.open(image), |object| prepare(object, "the graft"))
 }
 
-/// Has the kernel verify each program of the object that `open` opens, once for each program.
-/// `prepare` is called before each is loaded.
+/// Objects that vtld loads besides the root programs and grafts.
+const OTHERS: [(&str, &[u8]); 5] = [
+    ("hooker", objects::HOOKER),
+    ("rules", objects::RULES),
+    ("gateway", objects::GATEWAY),
+    ("carrier", objects::CARRIER),
+    ("fence", objects::FENCE),
+];
+
+/// Has the kernel verify each program of the graft `stream`, and of what vtld loads besides grafts,
+/// with every option of its configuration switched on. Programs' names begin with their object's.
 ///
 /// # Errors
-/// Those of `open` and `prepare`. A rejection by the verifier is no error.
-pub fn check_opened(
+/// [`crate::Error::Load`] if the root programs are refused, or libbpf cannot parse an object. Any
+/// other rejection by the verifier is no error.
+pub fn check_own() -> Result<Vec<Verdict>> {
+    let plane = DataPlane::load()?;
+    let stream = objects::graft("stream").expect("it comes with VTL");
+    let mut all = named("stream", check(plane.loader(), stream)?);
+    for (object, image) in OTHERS {
+        let open = || configured(image).map_err(|error| Error::load(object, error));
+        all.extend(named(object, check_opened(open, |_| Ok(()))?));
+    }
+    Ok(all)
+}
+
+fn named(object: &str, mut verdicts: Vec<Verdict>) -> Vec<Verdict> {
+    for verdict in &mut verdicts {
+        verdict.program = format!("{object} {}", verdict.program);
+    }
+    verdicts
+}
+
+/// Opens an object, and sets all of its configuration to something but 0.
+fn configured(image: &[u8]) -> libbpf_rs::Result<OpenObject> {
+    let mut object = ObjectBuilder::default().open_memory(image)?;
+    for mut map in object.maps_mut() {
+        if map.name() == ".rodata.config"
+            && let Some(value) = map.initial_value_mut()
+        {
+            value.fill(1);
+        }
+    }
+    Ok(object)
+}
+
+/// As [`check`], for the object that `open` opens, once for each program. `prepare` is called before
+/// each is loaded.
+fn check_opened(
     open: impl Fn() -> Result<OpenObject>,
     prepare: impl Fn(&OpenObject) -> Result<()>,
 ) -> Result<Vec<Verdict>> {

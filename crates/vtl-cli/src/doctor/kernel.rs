@@ -21,6 +21,7 @@ pub(super) fn checks() -> Vec<Check> {
         mmapable_array(),
         ring_of_maps(),
         ring_buffer(),
+        programs(),
         live_frames(),
         header_options(),
         struct_ops(),
@@ -127,6 +128,28 @@ fn ring_buffer() -> Check {
     };
     let map = bpf::create_map(sys::BPF_MAP_TYPE_RINGBUF, 0, 0, 64 * 1024, 0, None);
     spec.outcome(map.map(|_| "works".into()))
+}
+
+fn programs() -> Check {
+    let spec = Spec {
+        name: "programs",
+        used_for: "what vtld loads: this kernel's verifier takes it",
+        need: Need::Required,
+        advice: "VTL is tried on Linux 6.8, 6.12 and 6.18: take one of them or a newer one, and report this",
+    };
+    spec.outcome((|| {
+        if !nix::unistd::geteuid().is_root() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let verdicts = vtl_bpf::check::check_own().map_err(io::Error::other)?;
+        match verdicts.iter().find_map(|verdict| verdict.complaint()) {
+            Some(complaint) => Err(io::Error::other(format!(
+                "{}: {complaint}",
+                complaint.program
+            ))),
+            None => Ok(format!("{} programs", verdicts.len())),
+        }
+    })())
 }
 
 fn live_frames() -> Check {
