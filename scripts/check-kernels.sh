@@ -3,7 +3,7 @@
 # see this machine's files: a verifier of another version accepts other programs. By emulation
 # where there is no hardware for it, ten times slower. As root; wants the network.
 #
-#   scripts/check-kernels.sh [SYSTEM...]     all of them, or debian13, ubuntu24.04
+#   scripts/check-kernels.sh [SYSTEM...]     all of them, or debian13, ubuntu24.04, ubuntu24.04-hwe
 #
 # Output goes to target/kernels/SYSTEM.log. TESTS='programs load' are the tests of vtl-bpf, and
 # E2E='lossy__ pool__' is which end-to-end tests run; E2E= none.
@@ -32,12 +32,13 @@ get_kernel() {
     local source="http://deb.debian.org/debian trixie main" generic=linux-image-amd64
     rm -rf "$at"
     mkdir -p "$at"/apt/{lists,cache/archives}/partial "$at/root"
-    if [ "$system" = ubuntu24.04 ]; then
+    if [[ "$system" == ubuntu* ]]; then
         curl -sSf -o "$at/keys.deb" $ubuntu_keys
         echo "$ubuntu_keys_sha256  $at/keys.deb" | sha256sum --check --quiet
         dpkg-deb -x "$at/keys.deb" "$at/keys"
         key=$at/keys/usr/share/keyrings/ubuntu-archive-keyring.gpg
         source="$ubuntu noble-updates main" generic=linux-image-generic
+        [ "$system" = ubuntu24.04 ] || generic=linux-image-generic-hwe-24.04
     fi
     [ -e "$key" ] || fail "no keys of Debian here: apt install debian-archive-keyring"
     echo "deb [signed-by=$key] $source" >"$at/apt/sources.list"
@@ -46,7 +47,7 @@ get_kernel() {
         -o APT::Sandbox::User=root -o Acquire::Languages=none)
     apt-get "${options[@]}" update
     packages=$(apt-cache "${options[@]}" depends $generic | sed -n 's/ *Depends: \(linux-image-[0-9].*\)/\1/p')
-    [ "$system" != ubuntu24.04 ] || packages="$packages ${packages/image/modules}"
+    [[ "$system" != ubuntu* ]] || packages="$packages ${packages/image/modules}"
     # shellcheck disable=SC2086 # one or two names
     (cd "$at" && apt-get "${options[@]}" download $packages)
     for package in "$at"/linux-*.deb; do dpkg-deb -x "$package" "$at/root"; done
@@ -82,10 +83,10 @@ check() {
         commands+=" && cd '$repo/tests' && CARGO=/bin/true '$e2e' --test-threads=1 $E2E"
     fi
     if boot "$system" 3000 "$commands"; then
-        printf '%-12s %s: passed in %d:%02d\n' "$system" "$(sed -n 1p "$kernels/$system.log")" \
+        printf '%-15s %s: passed in %d:%02d\n' "$system" "$(sed -n 1p "$kernels/$system.log")" \
             $(((SECONDS - begin) / 60)) $(((SECONDS - begin) % 60))
     else
-        printf '%-12s FAILED: see %s\n' "$system" "$kernels/$system.log"
+        printf '%-15s FAILED: see %s\n' "$system" "$kernels/$system.log"
         return 1
     fi
 }
@@ -96,10 +97,10 @@ for need in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmo
         fail "needs ${need%%:*}: apt install --no-install-recommends qemu-system-x86 busybox-static kmod python3-venv"
 done
 export PATH=$PATH:/usr/sbin:/sbin
-[ $# -gt 0 ] || set -- debian13 ubuntu24.04
+[ $# -gt 0 ] || set -- debian13 ubuntu24.04 ubuntu24.04-hwe
 for system in "$@"; do
-    [[ " debian13 ubuntu24.04 " == *" $system "* ]] ||
-        fail "there is no kernel of '$system': take debian13 or ubuntu24.04"
+    [[ " debian13 ubuntu24.04 ubuntu24.04-hwe " == *" $system "* ]] ||
+        fail "there is no kernel of '$system': take debian13, ubuntu24.04 or ubuntu24.04-hwe"
 done
 mkdir -p "$kernels"
 if ! "$kernels/venv/bin/pip" show -q "${virtme%%==*}" 2>/dev/null; then
