@@ -135,7 +135,7 @@ fn programs() -> Check {
         name: "programs",
         used_for: "what vtld loads: this kernel's verifier takes it",
         need: Need::Required,
-        advice: "VTL is tried on Linux 6.8, 6.12 and 6.18: take one of them or a newer one, and report this",
+        advice: "VTL is tried on Linux 6.8, 6.12, 6.18 and 7.0: boot one of them, and report this",
     };
     spec.outcome((|| {
         if !nix::unistd::geteuid().is_root() {
