@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Runs what loads eBPF under the kernels that the README's systems boot, in virtual machines which
-# see this machine's files: a verifier of another version accepts other programs. By emulation
-# where there is no hardware for it, ten times slower. As root; wants the network.
+# see this machine's files: a verifier of another version accepts other programs. By emulation, ten
+# times slower than hardware, unless ACCEL=kvm is given. As root; wants the network.
 #
 #   scripts/check-kernels.sh [SYSTEM...]     all of them, or debian13, ubuntu24.04, ubuntu24.04-hwe
 #
-# Output goes to target/kernels/SYSTEM.log. TESTS='programs load' are the tests of vtl-bpf, and
+# Output goes to target/kernels/SYSTEM.log; a kernel stays in target/kernels/SYSTEM until you remove
+# that. TESTS='programs load' are the tests of vtl-bpf, and
 # E2E='lossy__ pool__' is which end-to-end tests run; E2E= none.
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-target=${CARGO_TARGET_DIR:-$repo/target}
+cd "$repo"
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 kernels=$target/kernels
 TESTS=${TESTS:-load programs tcp udp}
 E2E=${E2E-}
@@ -31,7 +33,7 @@ get_kernel() {
     local system=$1 at=$kernels/$1 key=/usr/share/keyrings/debian-archive-keyring.gpg packages options
     local source="http://deb.debian.org/debian trixie main" generic=linux-image-amd64
     rm -rf "$at"
-    mkdir -p "$at"/apt/{lists,cache/archives}/partial "$at/root"
+    mkdir -p "$at"/apt/{lists,cache/archives}/partial "$at/new"
     if [[ "$system" == ubuntu* ]]; then
         curl -sSf -o "$at/keys.deb" $ubuntu_keys
         echo "$ubuntu_keys_sha256  $at/keys.deb" | sha256sum --check --quiet
@@ -50,10 +52,11 @@ get_kernel() {
     [[ "$system" != ubuntu* ]] || packages="$packages ${packages/image/modules}"
     # shellcheck disable=SC2086 # one or two names
     (cd "$at" && apt-get "${options[@]}" download $packages)
-    for package in "$at"/linux-*.deb; do dpkg-deb -x "$package" "$at/root"; done
-    [ -e "$at/root/lib" ] || ln -s usr/lib "$at/root/lib"
-    depmod -b "$at/root" "$(ls "$at/root/lib/modules")"
+    for package in "$at"/linux-*.deb; do dpkg-deb -x "$package" "$at/new"; done
+    [ -e "$at/new/lib" ] || ln -s usr/lib "$at/new/lib"
+    depmod -b "$at/new" "$(ls "$at/new/lib/modules")"
     rm -rf "$at/apt" "$at"/*.deb "$at/keys"
+    mv "$at/new" "$at/root"
 }
 
 # Usage: boot SYSTEM SECONDS COMMAND; in a virtual machine that may write to $kernels/SYSTEM/out alone.
@@ -68,14 +71,18 @@ boot() {
         --run "$at"/root/boot/vmlinuz-* --cpus 2 --memory 4G --cwd "$repo" \
         --overlay-rwdir "$repo" --overlay-rwdir "$target" --overlay-rwdir /var --overlay-rwdir /root \
         --overlay-rwdir /etc --rwdir "$at/out" -- "bash '$at/out/run.sh'" \
-        </dev/null >"$at/console.log" 2>&1 || true
+        </dev/null >"$at/console.log" 2>&1 &
+    machine=$!
+    trap 'kill $machine 2>/dev/null' TERM
+    wait $machine || true
     cp "$at/out/log" "$kernels/$1.log" 2>/dev/null || cp "$at/console.log" "$kernels/$1.log"
     [ "$(cat "$at/out/status" 2>/dev/null)" = 0 ]
 }
 
 check() {
     local system=$1 begin=$SECONDS commands
-    [ -d "$kernels/$system/root/boot" ] || get_kernel "$system" || return 1
+    # Not in a condition, where bash would go on behind what fails.
+    if [ ! -d "$kernels/$system/root" ]; then get_kernel "$system"; fi
     commands="uname -r && '$target/release/vtl' doctor && cd '$repo/crates/vtl-bpf'"
     for test in "${binaries[@]}"; do commands+=" && '$test' --test-threads=1"; done
     if [ -n "$E2E" ]; then
@@ -92,37 +99,40 @@ check() {
 }
 
 [ "$(id -u)" = 0 ] || fail "needs root, to load eBPF: run it with sudo"
-for need in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static depmod:kmod; do
-    PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
-        fail "needs ${need%%:*}: apt install --no-install-recommends qemu-system-x86 busybox-static kmod python3-venv"
-done
 export PATH=$PATH:/usr/sbin:/sbin
+for need in qemu-system-x86_64 busybox depmod; do
+    command -v $need >/dev/null ||
+        fail "needs $need: apt install --no-install-recommends qemu-system-x86 busybox-static kmod python3-venv"
+done
 [ $# -gt 0 ] || set -- debian13 ubuntu24.04 ubuntu24.04-hwe
 for system in "$@"; do
     [[ " debian13 ubuntu24.04 ubuntu24.04-hwe " == *" $system "* ]] ||
         fail "there is no kernel of '$system': take debian13, ubuntu24.04 or ubuntu24.04-hwe"
 done
 mkdir -p "$kernels"
-if ! "$kernels/venv/bin/pip" show -q "${virtme%%==*}" 2>/dev/null; then
-    python3 -m venv "$kernels/venv" && "$kernels/venv/bin/pip" install -q "$virtme" ||
-        fail "cannot install $virtme: apt install python3-venv, and check the network"
-fi
+exec 9>"$kernels/lock"
+flock -n 9 || fail "another one runs: wait for it"
+[ -x "$kernels/venv/bin/vng" ] || { python3 -m venv "$kernels/venv" && "$kernels/venv/bin/pip" install -q "$virtme"; } ||
+    fail "cannot install $virtme: apt install python3-venv, and check the network"
 export PATH=$kernels/venv/bin:$PATH
 
-cd "$repo"
+# What the machines run, and as the end-to-end tests want it.
+cargo build --release --workspace --lib --bins --examples --locked --quiet || fail "VTL does not build"
 # Lines of cargo's: each test's source, and what it was compiled to.
 built=$(cargo test --release --workspace --locked --no-run --test e2e $(printf -- '--test %s ' $TESTS) 2>&1) ||
     fail "the tests do not build: cargo test --release --workspace --no-run"
 binary() {
-    sed -n "s|^ *Executable .*(\(.*/$1-[0-9a-f]*\))$|\1|p" <<<"$built"
+    realpath "$(sed -n "s|^ *Executable .*(\(.*/$1-[0-9a-f]*\))$|\1|p" <<<"$built")"
 }
 binaries=()
-for test in $TESTS; do binaries+=("$repo/$(binary "$test")"); done
-e2e=$repo/$(binary e2e)
+for test in $TESTS; do binaries+=("$(binary "$test")"); done
+e2e=$(binary e2e)
 
 accel=(--disable-kvm)
+[ "${ACCEL:-}" != kvm ] || accel=()
 status=0
 pids=()
+trap 'kill "${pids[@]}" 2>/dev/null; wait; exit 130' INT TERM
 for system in "$@"; do
     check "$system" &
     pids+=($!)

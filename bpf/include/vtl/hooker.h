@@ -28,7 +28,7 @@ struct vtl_hook_config {
     __u64 sees_exe; /* 1: this kernel shows programs the file that a task executes */
     __u64 near_ns;  /* how long a host stays near without another connection to it */
     __u64 far_us;   /* maximum round-trip time of a near host, microseconds */
-    __u64 ticks;    /* per second: the unit of TCP's timeouts */
+    __u64 ticks;    /* per second: the unit of TCP's timeouts; 0: unknown, the kernel's timeouts */
 };
 
 enum {

@@ -33,8 +33,9 @@
 
 /*
  * Returns `x`, whose origin the compiler then does not know, so that it compares and uses this
- * value itself, and not another one that comes to the same: verifiers before Linux 6.18 do not
- * derive bounds of `x` from a comparison of `x - 1`, nor what a pointer is from a flag set with it.
+ * value itself, and not another one that comes to the same: the verifiers of Linux 6.8
+ * and 6.12 do not derive bounds of `x` from a comparison of `x - 1`, and 6.8's not what a pointer
+ * is from a flag set with it.
  */
 #define vtl_hidden(x)                                                                              \
     ({                                                                                             \

@@ -1,4 +1,5 @@
-//! Runs the verifier on a graft's programs, one by one, without installing any.
+//! Runs the verifier on programs of grafts, and on what vtld loads besides, one by one, without
+//! installing any.
 
 use std::{
     ffi::{OsStr, c_char},
@@ -48,7 +49,7 @@ pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
     check_opened(|| loader.open(image), |object| prepare(object, "the graft"))
 }
 
-/// Objects that vtld loads besides the root programs and grafts.
+/// Objects that vtld loads besides the root programs and grafts: first those that it always loads.
 const OTHERS: [(&str, &[u8]); 5] = [
     ("hooker", objects::HOOKER),
     ("rules", objects::RULES),
@@ -57,38 +58,55 @@ const OTHERS: [(&str, &[u8]); 5] = [
     ("fence", objects::FENCE),
 ];
 
-/// Has the kernel verify each program of the graft `stream`, and of what vtld loads besides grafts,
-/// with every option of its configuration switched on. Programs' names begin with their object's.
+/// Has the kernel verify each program that vtld loads besides grafts, with every option of its
+/// configuration switched on. Programs' names begin with their object's.
 ///
 /// # Errors
-/// [`crate::Error::Load`] if the root programs are refused, or libbpf cannot parse an object. Any
-/// other rejection by the verifier is no error.
-pub fn check_own() -> Result<Vec<Verdict>> {
-    let plane = DataPlane::load()?;
-    let stream = objects::graft("stream").expect("it comes with VTL");
-    let mut all = named("stream", check(plane.loader(), stream)?);
+/// [`crate::Error::Load`] if libbpf cannot parse an object. A rejection by the verifier is no error.
+pub fn check_others() -> Result<Vec<Verdict>> {
+    let mut all = Vec::new();
     for (object, image) in OTHERS {
-        let open = || configured(image).map_err(|error| Error::load(object, error));
-        all.extend(named(object, check_opened(open, |_| Ok(()))?));
+        all.extend(check_other(object, image, 1)?);
     }
     Ok(all)
 }
 
-fn named(object: &str, mut verdicts: Vec<Verdict>) -> Vec<Verdict> {
+/// Has the kernel verify what vtld does not run without: the root programs, the graft `stream`, the
+/// Hooker and its rules, as check_others, but without options where these are refused, as vtld does.
+///
+/// # Errors
+/// As [`check_others`], and if the root programs are refused.
+pub fn check_needed() -> Result<Vec<Verdict>> {
+    let plane = DataPlane::load()?;
+    let stream = objects::graft("stream").expect("it comes with VTL");
+    let mut all = check(plane.loader(), stream)?;
+    for (object, image) in &OTHERS[..2] {
+        let mut verdicts = check_other(object, image, 1)?;
+        if verdicts.iter().any(|verdict| !verdict.accepted) {
+            verdicts = check_other(object, image, 0)?;
+        }
+        all.extend(verdicts);
+    }
+    Ok(all)
+}
+
+fn check_other(object: &str, image: &[u8], fill: u8) -> Result<Vec<Verdict>> {
+    let open = || configured(image, fill).map_err(|error| Error::load(object, error));
+    let mut verdicts = check_opened(open, |_| Ok(()))?;
     for verdict in &mut verdicts {
         verdict.program = format!("{object} {}", verdict.program);
     }
-    verdicts
+    Ok(verdicts)
 }
 
-/// Opens an object, and sets all of its configuration to something but 0.
-fn configured(image: &[u8]) -> libbpf_rs::Result<OpenObject> {
+/// Opens an object, and fills its configuration.
+fn configured(image: &[u8], fill: u8) -> libbpf_rs::Result<OpenObject> {
     let mut object = ObjectBuilder::default().open_memory(image)?;
     for mut map in object.maps_mut() {
         if map.name() == ".rodata.config"
             && let Some(value) = map.initial_value_mut()
         {
-            value.fill(1);
+            value.fill(fill);
         }
     }
     Ok(object)
@@ -143,7 +161,10 @@ fn verify(
     let loaded = object.load();
     let took = start.elapsed();
     let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
-    let log = String::from_utf8_lossy(&log[..end]).into_owned();
+    let mut log = String::from_utf8_lossy(&log[..end]).into_owned();
+    if let (Err(error), true) = (&loaded, log.is_empty()) {
+        log = format!("not the verifier: {error:#}");
+    }
     Ok(Verdict {
         program: name.to_string_lossy().into_owned(),
         accepted: loaded.is_ok(),

@@ -2,7 +2,7 @@
 #![allow(missing_docs, non_snake_case)]
 
 use vtl_bpf::{
-    check::{check, check_own},
+    check::{check, check_needed, check_others},
     cost, objects,
     plane::DataPlane,
     rings::RingMaker,
@@ -101,12 +101,13 @@ fn check__every_graft_is_verified_fast() {
 }
 
 #[test]
-fn check__all_that_vtld_loads_by_itself() {
+fn check__what_vtld_loads_besides_grafts() {
     if !vtl_testing::is_root() {
         return;
     }
     let mut refused = Vec::new();
-    for v in check_own().unwrap() {
+    let needed = check_needed().unwrap();
+    for v in check_others().unwrap().into_iter().chain(needed) {
         println!(
             "{}: {} processed of {} instructions",
             v.program, v.processed, v.instructions

@@ -436,7 +436,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     signals.thread_block()?;
     let _written = start_log(args)?;
     libbpf_rs::set_print(Some((PrintLevel::Warn, |_, says| {
-        tracing::debug!("libbpf: {}", says.trim_end());
+        tracing::debug!("{}", says.trim_end());
     })));
     panics::watch();
     allow_descriptors(args.max_sessions);

@@ -21,9 +21,9 @@ pub(super) fn checks() -> Vec<Check> {
         mmapable_array(),
         ring_of_maps(),
         ring_buffer(),
-        programs(),
         live_frames(),
         header_options(),
+        programs(),
         struct_ops(),
     ]
 }
@@ -133,7 +133,7 @@ fn ring_buffer() -> Check {
 fn programs() -> Check {
     let spec = Spec {
         name: "programs",
-        used_for: "what vtld loads: this kernel's verifier takes it",
+        used_for: "everything: this kernel's verifier takes what vtld loads",
         need: Need::Required,
         advice: "VTL is tried on Linux 6.8, 6.12, 6.18 and 7.0: boot one of them, and report this",
     };
@@ -141,12 +141,9 @@ fn programs() -> Check {
         if !nix::unistd::geteuid().is_root() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let verdicts = vtl_bpf::check::check_own().map_err(io::Error::other)?;
+        let verdicts = vtl_bpf::check::check_needed().map_err(io::Error::other)?;
         match verdicts.iter().find_map(|verdict| verdict.complaint()) {
-            Some(complaint) => Err(io::Error::other(format!(
-                "{}: {complaint}",
-                complaint.program
-            ))),
+            Some(complaint) => Err(io::Error::other(complaint.to_string())),
             None => Ok(format!("{} programs", verdicts.len())),
         }
     })())

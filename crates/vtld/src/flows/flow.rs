@@ -346,7 +346,9 @@ impl Mover<'_> {
         }
         self.state.is_connected.set(true);
         parts.push(Box::pin(async { match self.watch_start().await {} }));
-        parts.push(Box::pin(async { match self.await_word().await {} }));
+        if self.id.opener == Side::Local && !self.id.requires_carrier() {
+            parts.push(Box::pin(async { match self.await_word().await {} }));
+        }
         parts.push(Box::pin(self.send()));
         parts.push(Box::pin(self.receive()));
         parts.push(Box::pin(self.deliver()));
@@ -377,9 +379,12 @@ impl Mover<'_> {
     async fn await_word(&self) -> Infallible {
         self.changed.begun.notified().await;
         let reading = losses(self.ends.tcp.get_ref());
+        // Without a sample (its SYN was repeated), what TCP assumes (RFC 6298).
         let rtt = reading.and_then(|reading| reading.counters.rtt);
-        sleep(SILENCE + 3 * rtt.unwrap_or_default()).await;
-        if !self.id.requires_carrier() {
+        let rtt = rtt.filter(|rtt| !rtt.is_zero());
+        sleep(SILENCE + 3 * rtt.unwrap_or(Duration::from_secs(1))).await;
+        // What has come from the peer by a carrier is a word, too.
+        if self.state.heard_by.get() == Path::Tcp {
             self.peer.doubt(self.id, self.state);
         }
         pending().await

@@ -662,10 +662,9 @@ impl Peer {
         let mut core = self.core.borrow_mut();
         let send = core.flow_mut(id).map(|flow| &mut flow.send);
         let unheard = send.filter(|send| may_be_unknown(id, send) && send.path() != Path::Tcp);
-        if let Some(send) = unheard {
-            leave_to_tcp(state, send);
-            core.touch(id);
-        }
+        let Some(send) = unheard else { return };
+        leave_to_tcp(state, send);
+        core.touch(id);
         drop(core);
         self.turn();
     }
