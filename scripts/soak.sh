@@ -133,7 +133,7 @@ during seeds 500 seeds
 during properties 300 properties
 once changes 300 FAILED test_of vtl-sim --test results -- --ignored results__of_thousands_of_changes
 if command -v qemu-system-x86_64 >/dev/null && command -v busybox >/dev/null; then
-    once kernels 300 FAILED scripts/check-kernels.sh
+    once kernels 500 FAILED scripts/check-kernels.sh
 else
     row kernels 0 "left out: no QEMU or no busybox here"
 fi
