@@ -6,8 +6,8 @@
 #   scripts/check-kernels.sh [SYSTEM...]     all of them, or debian13, ubuntu24.04, ubuntu24.04-hwe
 #
 # Output goes to target/kernels/SYSTEM.log; a kernel stays in target/kernels/SYSTEM until you remove
-# that. TESTS='programs load' are the tests of vtl-bpf, and
-# E2E='lossy__ pool__' is which end-to-end tests run; E2E= none.
+# that. TESTS='programs load' are the tests of vtl-bpf, E2E='lossy__ pool__' end-to-end tests: none
+# unless given.
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,12 +15,8 @@ cd "$repo"
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 kernels=$target/kernels
 TESTS=${TESTS:-load programs tcp udp}
-E2E=${E2E-}
+E2E=${E2E:-}
 virtme=virtme-ng==1.42
-# Debian has no package of Ubuntu's keys.
-ubuntu=http://archive.ubuntu.com/ubuntu
-ubuntu_keys=$ubuntu/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb
-ubuntu_keys_sha256=36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8
 
 fail() {
     printf 'check-kernels: %s\n' "$1" >&2
@@ -35,11 +31,8 @@ get_kernel() {
     rm -rf "$at"
     mkdir -p "$at"/apt/{lists,cache/archives}/partial "$at/new"
     if [[ "$system" == ubuntu* ]]; then
-        curl -sSf -o "$at/keys.deb" $ubuntu_keys
-        echo "$ubuntu_keys_sha256  $at/keys.deb" | sha256sum --check --quiet
-        dpkg-deb -x "$at/keys.deb" "$at/keys"
-        key=$at/keys/usr/share/keyrings/ubuntu-archive-keyring.gpg
-        source="$ubuntu noble-updates main" generic=linux-image-generic
+        key=$(scripts/ubuntu-keys.sh "$at/keys")
+        source="http://archive.ubuntu.com/ubuntu noble-updates main" generic=linux-image-generic
         [ "$system" = ubuntu24.04 ] || generic=linux-image-generic-hwe-24.04
     fi
     [ -e "$key" ] || fail "no keys of Debian here: apt install debian-archive-keyring"
@@ -62,7 +55,7 @@ get_kernel() {
 # Usage: boot SYSTEM SECONDS COMMAND; in a virtual machine that may write to $kernels/SYSTEM/out alone.
 # What COMMAND prints is in $kernels/SYSTEM.log.
 boot() {
-    local at=$kernels/$1 seconds=$2
+    local at=$kernels/$1 seconds=$2 machine
     mkdir -p "$at/out"
     rm -f "$at/out/"*
     printf '%s\n' "exec >'$at/out/log' 2>&1" 'mount -t tmpfs tmpfs /run' 'ulimit -l unlimited' 'modprobe tcp_bbr' \
@@ -99,7 +92,7 @@ check() {
 }
 
 [ "$(id -u)" = 0 ] || fail "needs root, to load eBPF: run it with sudo"
-export PATH=$PATH:/usr/sbin:/sbin
+export PATH=$kernels/venv/bin:$PATH:/usr/sbin:/sbin
 for need in qemu-system-x86_64 busybox depmod; do
     command -v $need >/dev/null ||
         fail "needs $need: apt install --no-install-recommends qemu-system-x86 busybox-static kmod python3-venv"
@@ -114,7 +107,6 @@ exec 9>"$kernels/lock"
 flock -n 9 || fail "another one runs: wait for it"
 [ -x "$kernels/venv/bin/vng" ] || { python3 -m venv "$kernels/venv" && "$kernels/venv/bin/pip" install -q "$virtme"; } ||
     fail "cannot install $virtme: apt install python3-venv, and check the network"
-export PATH=$kernels/venv/bin:$PATH
 
 # What the machines run, and as the end-to-end tests want it.
 cargo build --release --workspace --lib --bins --examples --locked --quiet || fail "VTL does not build"

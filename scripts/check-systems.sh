@@ -13,9 +13,6 @@ systems=$repo/target/systems
 COMMANDS=${COMMANDS:-make demo:make test}
 mirror_debian=http://deb.debian.org/debian
 mirror_ubuntu=http://archive.ubuntu.com/ubuntu
-# Debian has no package of Ubuntu's keys.
-ubuntu_keys=$mirror_ubuntu/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb
-ubuntu_keys_sha256=36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8
 
 fail() {
     printf 'check-systems: %s\n' "$1" >&2
@@ -35,17 +32,14 @@ timed() {
 }
 
 bootstrap() {
-    local system=$1 root=$2
+    local system=$1 root=$2 keys
     case $system in
     debian12) debootstrap --variant=minbase bookworm "$root" $mirror_debian ;;
     debian13) debootstrap --variant=minbase trixie "$root" $mirror_debian ;;
     ubuntu24.04)
-        curl -sSf -o "$systems/keys.deb" $ubuntu_keys
-        echo "$ubuntu_keys_sha256  $systems/keys.deb" | sha256sum --check --quiet
-        dpkg-deb -x "$systems/keys.deb" "$systems/keys"
-        debootstrap --variant=minbase --components=main,universe \
-            --keyring="$systems/keys/usr/share/keyrings/ubuntu-archive-keyring.gpg" \
-            noble "$root" $mirror_ubuntu /usr/share/debootstrap/scripts/gutsy
+        keys=$("$repo/scripts/ubuntu-keys.sh" "$systems/keys") || return 1
+        debootstrap --variant=minbase --components=main,universe --keyring="$keys" \
+            noble "$root" $mirror_ubuntu /usr/share/debootstrap/scripts/gutsy || return 1
         echo "deb $mirror_ubuntu noble-updates main universe" >>"$root/etc/apt/sources.list"
         ;;
     esac
@@ -118,7 +112,7 @@ for system in "$@"; do
         fail "there is no system '$system': take debian12, debian13 or ubuntu24.04"
 done
 mkdir -p "$systems"
-trap 'for system in "$@"; do end_processes "$systems/$system"; done; rm -rf "$systems"/keys*' EXIT
+trap 'for system in "$@"; do end_processes "$systems/$system"; done; rm -rf "$systems/keys"' EXIT
 failed=()
 for system in "$@"; do
     check "$system" || failed+=("$system")

@@ -233,9 +233,7 @@ VTL_INLINE __u64 vtl_move_rest(void *to, const void *from, const int put, const 
     }
     __u64 sum = vtl_move_words(to, from, put, end, len & 63);
     /* Behind them wherever the loop ended, or the verifier would follow the rest for each end. */
-    __u32 words = len & 56, shift = 0;
-    asm volatile("" : "+r"(words));
-    words &= 56;
+    __u32 words = vtl_hidden(len & 56) & 56, shift = 0;
     from += words;
     to += words;
     if (len & 4 && VTL_FITS(4)) {

@@ -48,9 +48,7 @@ VTL_INLINE __u32 vtl_frame_length(struct vtl_frame f) {
     if (!f.xdp)
         return ((struct __sk_buff *)f.ctx)->len;
     /* The verifier rejects 32-bit differences of packet pointers, which clang would use. */
-    __u64 length = vtl_frame_end(f) - vtl_frame_data(f);
-    asm volatile("" : "+r"(length));
-    return length;
+    return vtl_hidden((__u64)(vtl_frame_end(f) - vtl_frame_data(f)));
 }
 
 /* Ingress interface. */

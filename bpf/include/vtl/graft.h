@@ -72,8 +72,7 @@ VTL_INLINE __u64 vtl_frame_take(struct vtl_frame f, struct vtl_slot *slot, __u32
 /* Whether the frame has the headers in front of VTL's. Implied by checks of the whole packet, so
  * clang would drop this check; but the verifier needs it. */
 VTL_INLINE int vtl_has_headers(void *data, int ip, void *end) {
-    asm volatile("" : "+r"(data));
-    return data + ip + VTL_UDP_HEADER <= end;
+    return vtl_hidden(data) + ip + VTL_UDP_HEADER <= end;
 }
 
 /* ------------------------------------------------------------------------------------- egress */

@@ -84,9 +84,7 @@ VTL_INLINE int vtl_parse_udp(void *data, void *end, __u32 total) {
  * written for both cases.
  */
 VTL_INLINE __u32 vtl_udp_room(__be16 port) {
-    __u32 n = port;
-    asm volatile("" : "+r"(n));
-    return -n >> 31 << 3;
+    return -vtl_hidden((__u32)port) >> 31 << 3;
 }
 
 VTL_INLINE __u8 vtl_protocol(__u32 room) {

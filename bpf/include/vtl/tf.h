@@ -33,7 +33,7 @@
 
 /*
  * Returns `x`, whose origin the compiler then does not know, so that it compares and uses this
- * value itself, and not another one that comes to the same: the verifiers of Linux 6.8
+ * value itself, and not another one that comes to the same. For the verifier: those of Linux 6.8
  * and 6.12 do not derive bounds of `x` from a comparison of `x - 1`, and 6.8's not what a pointer
  * is from a flag set with it.
  */
@@ -250,9 +250,7 @@ VTL_INLINE __u64 vtl_in_flight(const struct vtl_session *s) {
 /* 1 if x <= y, else 0; both below 2^63. Branchless, and hidden from the compiler: each branch in a
  * loop doubles the paths that the verifier follows. */
 VTL_INLINE __u64 vtl_up_to(__u64 x, __u64 y) {
-    __u64 above = (y - x) >> 63;
-    asm volatile("" : "+r"(above));
-    return above ^ 1;
+    return vtl_hidden((y - x) >> 63) ^ 1;
 }
 
 /* Number of set bits. */

@@ -49,10 +49,11 @@ pub fn check(loader: &Loader, image: &[u8]) -> Result<Vec<Verdict>> {
     check_opened(|| loader.open(image), |object| prepare(object, "the graft"))
 }
 
-/// Objects that vtld loads besides the root programs and grafts: first those that it always loads.
-const OTHERS: [(&str, &[u8]); 5] = [
-    ("hooker", objects::HOOKER),
-    ("rules", objects::RULES),
+/// Objects without which vtld carries no programs that do not know VTL.
+const NEEDED: [(&str, &[u8]); 2] = [("hooker", objects::HOOKER), ("rules", objects::RULES)];
+
+/// Objects that vtld loads for what not everybody uses.
+const OPTIONAL: [(&str, &[u8]); 3] = [
     ("gateway", objects::GATEWAY),
     ("carrier", objects::CARRIER),
     ("fence", objects::FENCE),
@@ -65,14 +66,14 @@ const OTHERS: [(&str, &[u8]); 5] = [
 /// [`crate::Error::Load`] if libbpf cannot parse an object. A rejection by the verifier is no error.
 pub fn check_others() -> Result<Vec<Verdict>> {
     let mut all = Vec::new();
-    for (object, image) in OTHERS {
+    for (object, image) in NEEDED.into_iter().chain(OPTIONAL) {
         all.extend(check_other(object, image, 1)?);
     }
     Ok(all)
 }
 
-/// Has the kernel verify what vtld does not run without: the root programs, the graft `stream`, the
-/// Hooker and its rules, as check_others, but without options where these are refused, as vtld does.
+/// Has the kernel verify what VTL does not do without: the root programs, the graft `stream`, the
+/// Hooker and its rules. Their options are left off where they are refused, as vtld does.
 ///
 /// # Errors
 /// As [`check_others`], and if the root programs are refused.
@@ -80,7 +81,7 @@ pub fn check_needed() -> Result<Vec<Verdict>> {
     let plane = DataPlane::load()?;
     let stream = objects::graft("stream").expect("it comes with VTL");
     let mut all = check(plane.loader(), stream)?;
-    for (object, image) in &OTHERS[..2] {
+    for (object, image) in NEEDED {
         let mut verdicts = check_other(object, image, 1)?;
         if verdicts.iter().any(|verdict| !verdict.accepted) {
             verdicts = check_other(object, image, 0)?;

@@ -2,7 +2,7 @@
 #![allow(missing_docs, non_snake_case)]
 
 use vtl_bpf::{
-    check::{check, check_needed, check_others},
+    check::{check, check_others},
     cost, objects,
     plane::DataPlane,
     rings::RingMaker,
@@ -106,8 +106,7 @@ fn check__what_vtld_loads_besides_grafts() {
         return;
     }
     let mut refused = Vec::new();
-    let needed = check_needed().unwrap();
-    for v in check_others().unwrap().into_iter().chain(needed) {
+    for v in check_others().unwrap() {
         println!(
             "{}: {} processed of {} instructions",
             v.program, v.processed, v.instructions

@@ -135,7 +135,7 @@ fn programs() -> Check {
         name: "programs",
         used_for: "everything: this kernel's verifier takes what vtld loads",
         need: Need::Required,
-        advice: "VTL is tried on Linux 6.8, 6.12, 6.18 and 7.0: boot one of them, and report this",
+        advice: "VTL was seen to load on Linux 6.8, 6.12, 6.18 and 7.0: boot one of them, and report this",
     };
     spec.outcome((|| {
         if !nix::unistd::geteuid().is_root() {
