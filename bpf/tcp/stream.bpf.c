@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
  * The congestion control of the graft `stream` (../tf/bbr.h) for the kernel's TCP, with which a
- * server serves clients without VTL. Loss detection (RACK, RFC 8985), delivery rates
+ * server serves clients without VTL, and connections of `auto` go on once the path loses packets. Loss detection (RACK, RFC 8985), delivery rates
  * (draft-cheng-iccrg-delivery-rate-estimation) and round-trip times are TCP's, and so is pacing.
  */
 #include "../tf/bbr.h"
@@ -18,8 +18,8 @@ enum {
 
 struct stream {
     struct vtl_bbr bbr;
-    __u64 delivered;      /* packets delivered since this control has the connection, */
-    __u64 lost;           /* lost since then, without those of */
+    __u64 delivered;      /* packets delivered since the connection began, */
+    __u64 lost;           /* lost since this control has it, without those of */
     __u64 timed_out;      /* retransmission timeouts, */
     __u32 delivered_seen; /* tcp_sock's counters at the latest update */
     __u32 lost_seen;
@@ -53,7 +53,10 @@ INLINE struct stream *begin(struct sock *sk) {
     if (!s)
         return 0;
     __builtin_memset(s, 0, sizeof(*s));
-    s->delivered_seen = tp->delivered;
+    /* Where it takes over from another control, the window may grow to what slow start would have
+     * by now, whatever that control has made of the losses behind it. */
+    s->delivered = s->delivered_seen = tp->delivered;
+    s->bbr.round_sent = s->bbr.round_arrived = tp->delivered;
     s->lost_seen = tp->lost;
     s->bbr.marks = tp->delivered_ce;
     vtl_bbr_start(&s->bbr, bpf_ktime_get_ns(), srtt_us);

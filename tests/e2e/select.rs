@@ -224,29 +224,29 @@ fn select__over_a_short_clean_path_it_stays() {
     assert_eq!(world.sum(Host::Client, "bytes_received"), 0, "no carrier");
 }
 
-/// The hosts' TCP is CUBIC, and nothing is known of the path: BBR takes over the server's end once packets are lost. The
-/// graft that the model chooses has to wait for a pause.
+/// The hosts' TCP is CUBIC, and nothing is known of the path: `tcp:stream` takes over the server's end once packets are lost.
+/// The graft that the model chooses has to wait for a pause.
 #[test]
-fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
+fn select__stream_takes_over_and_the_graft_waits_for_a_pause() {
     let link = Link {
         loss_pct: LITTLE_PCT,
         ..far()
     };
-    let Some(world) = World::new("select-bbr", &link) else {
+    let Some(world) = World::new("select-stream", &link) else {
         return;
     };
     for host in [Host::Client, Host::Server] {
         world.testbed.tune_tcp(host, "cubic").expect("tuned");
     }
     let mut transfer = Transfer::download(world);
-    let has_bbr = |transfer: &Transfer| {
+    let has_stream = |transfer: &Transfer| {
         transfer
             .world
             .controls(Host::Server)
             .iter()
-            .any(|of| of == "bbr")
+            .any(|of| of.starts_with("vtl_stream"))
     };
-    until("BBR", || has_bbr(&transfer));
+    until("tcp:stream", || has_stream(&transfer));
     transfer.goes_by("tcp", "auto: graft:stream for rtt");
     assert_eq!(transfer.chosen()["carrier"], "tcp:bbr");
     let socket = transfer.world.socket(Host::Client);
@@ -261,11 +261,11 @@ fn select__bbr_takes_over_and_the_graft_waits_for_a_pause() {
         "{said}{}",
         words(&output)
     );
-    // The connection's own control again, and BBR at once, as the path is known to lose packets.
+    // The connection's own control again, and tcp:stream at once, as the path is known to lose packets.
     transfer.world.select(&["off"]);
-    until("CUBIC", || !has_bbr(&transfer));
+    until("CUBIC", || !has_stream(&transfer));
     transfer.world.select(&["on"]);
-    until("BBR again", || has_bbr(&transfer));
+    until("tcp:stream again", || has_stream(&transfer));
     transfer.world.set_rate(FAST);
     let world = transfer.ends_there();
     until("the graft", || {

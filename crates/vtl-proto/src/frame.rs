@@ -339,8 +339,8 @@ pub enum Frame<'a> {
         carrier: CarrierId,
         /// The association's tag.
         tag: u32,
-        /// BBR is to take over TCP connections of the flows once the path loses packets, where the kernel has it. Older
-        /// hosts do so at once, or ignore it.
+        /// BBR, or a congestion control like it, is to take over TCP connections of the flows once the path loses packets,
+        /// where the host has one. Older hosts do so at once, or ignore it.
         bbr: bool,
         /// The sender asks for FIGURES. Older hosts ignore it.
         asks: bool,

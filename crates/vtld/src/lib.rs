@@ -19,6 +19,7 @@ mod addresses;
 pub mod broker;
 mod caller;
 pub mod control;
+mod controls;
 mod events;
 mod flows;
 pub mod handover;

@@ -27,19 +27,6 @@ unsafe impl Value for u32 {}
 unsafe impl Value for u64 {}
 // SAFETY: numbers.
 unsafe impl Value for libc::tcp_info {}
-// SAFETY: numbers.
-unsafe impl Value for BbrInfo {}
-
-/// What the kernel's BBR tells (`struct tcp_bbr_info` of linux/inet_diag.h): bandwidth, bytes per second, low and high
-/// half; minimum round-trip time, µs; gains, of 256.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct BbrInfo {
-    _bandwidth: [u32; 2],
-    _min_rtt: u32,
-    pacing_gain: u32,
-    _window_gain: u32,
-}
 
 /// Reads an option.
 pub(crate) fn get<T: Value>(socket: &impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
@@ -132,13 +119,6 @@ pub(crate) fn abort_on_close(socket: &impl AsFd, abort: bool) -> io::Result<()> 
 /// TCP's counters and estimates (TCP_INFO); of MPTCP, those of the first subflow.
 pub(crate) fn tcp_info(socket: &TcpStream) -> io::Result<libc::tcp_info> {
     get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
-}
-
-/// Whether a connection under the kernel's BBR is in its startup: that sends at 2.77 to 2.89 times what was delivered,
-/// later phases at 1.25 times at most. `false` where the kernel does not say.
-pub(crate) fn bbr_starts(socket: &TcpStream) -> bool {
-    let info = get::<BbrInfo>(socket, libc::IPPROTO_TCP, libc::TCP_CC_INFO);
-    info.is_ok_and(|info| info.pacing_gain >= 2 * 256)
 }
 
 /// TCP's smoothed round-trip time: right after connecting, that of the handshake.

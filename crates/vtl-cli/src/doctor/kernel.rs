@@ -192,7 +192,7 @@ fn struct_ops() -> Check {
         used_for: "TCP congestion controls written in eBPF",
         need: Need::Optional,
         advice: "only the kernel's own congestion controls can be used for TCP carriers (--carrier \
-                 tcp:NAME)",
+                 tcp:NAME), and with --carrier auto BBR takes over what loses packets",
     };
     spec.outcome((|| {
         if !nix::unistd::geteuid().is_root() {

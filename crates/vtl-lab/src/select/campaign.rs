@@ -55,15 +55,15 @@ pub(super) enum Load {
 pub(super) const LOADS: [Load; 5] = [
     Load::File {
         bytes: 4096,
-        runs: 40,
+        runs: 1000,
     },
     Load::File {
         bytes: 65_536,
-        runs: 40,
+        runs: 200,
     },
     Load::File {
         bytes: 1_048_576,
-        runs: 12,
+        runs: 24,
     },
     Load::File {
         bytes: 16_777_216,

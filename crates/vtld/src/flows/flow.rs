@@ -39,7 +39,7 @@ use super::{
 use crate::{
     broker::set_linger,
     hooker::{ClientAddressGuard, shut_down},
-    netmon::{TcpWatch, losses},
+    netmon::TcpWatch,
     option, urgent,
 };
 use spread::{Shares, Spreading};
@@ -47,7 +47,10 @@ use spread::{Shares, Spreading};
 /// Maximum size of a read from a socket, and of a chunk, bytes.
 const CHUNK: usize = 64 << 10;
 /// Unsent bytes in the TCP connection's socket buffer (`TCP_NOTSENT_LOWAT`): they can no longer move to a carrier.
-const UNSENT: libc::c_int = 16 << 10;
+pub(super) const UNSENT: libc::c_int = 16 << 10;
+/// Room for received bytes that a flow's TCP connection begins with, bytes. The kernel begins with 64 KiB, and adds to it as
+/// they are read: where packets are lost nothing can be read behind a gap, and the sender waits.
+pub(super) const ROOM: u32 = 1 << 20;
 /// How long a flow that has left a full carrier stays on TCP: returning may cost it a round trip.
 const RETURN: Duration = Duration::from_secs(10);
 /// Retry interval on a full carrier, for flows that may not fall back to TCP.
@@ -82,6 +85,15 @@ impl Ends {
             is_done: Cell::new(false),
             guard,
         })
+    }
+
+    /// Has the kernel keep up to [`ROOM`] bytes that are not read.
+    pub(super) fn give_room(&self) {
+        // The option has the kernel make room for so many bytes, which it does not take back. On failure the connection is
+        // slower.
+        for bytes in [ROOM, 1] {
+            let _ = option::set(&self.tcp, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
+        }
     }
 }
 
@@ -378,10 +390,8 @@ impl Mover<'_> {
     /// not have the connection then. The first bytes make up for it.
     async fn await_word(&self) -> Infallible {
         self.changed.begun.notified().await;
-        let reading = losses(self.ends.tcp.get_ref());
         // Without a sample (its SYN was repeated), what TCP assumes (RFC 6298).
-        let rtt = reading.and_then(|reading| reading.counters.rtt);
-        let rtt = rtt.filter(|rtt| !rtt.is_zero());
+        let rtt = option::tcp_rtt(self.ends.tcp.get_ref());
         sleep(SILENCE + 3 * rtt.unwrap_or(Duration::from_secs(1))).await;
         // What has come from the peer by a carrier is a word, too.
         if self.state.heard_by.get() == Path::Tcp {

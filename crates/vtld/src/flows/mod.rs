@@ -78,7 +78,7 @@ use addresses::Addresses;
 use budget::Budget;
 use carrier::Endpoint;
 pub use carrier::process::{drop_privileges, run};
-use flow::{Beginning, Ends, State};
+use flow::{Beginning, Ends, ROOM, State};
 pub(crate) use handover::Handover;
 use learn::Teacher;
 use peer::Peer;
@@ -548,6 +548,17 @@ impl Flows {
     ) {
         self.started.set(self.started.get() + 1);
         let number = self.started.get();
+        if let Ok(ends) = &ends {
+            let flows = self
+                .peers
+                .borrow()
+                .values()
+                .map(|peer| peer.count_flows())
+                .sum();
+            if self.budget.has_room(flows, ROOM) {
+                ends.give_room();
+            }
+        }
         let state = ends.and_then(|ends| State::new(number, observer, addresses, ends));
         match state {
             Ok(state) => peer.begin(id, state, Beginning::New { is_tolerant }),

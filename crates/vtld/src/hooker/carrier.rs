@@ -4,7 +4,7 @@
 //! each such hook, sets it when a connection is opened or accepted. VTL's own congestion controls
 //! are registered on first use and unregistered when the daemon ends ([`vtl_bpf::tcp`]).
 
-use std::{collections::BTreeMap, fmt, fs::File, path::Path, str::FromStr, sync::Arc};
+use std::{fmt, fs::File, path::Path, str::FromStr, sync::Arc};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use super::{
     bpf::{self, Attached},
     error::HookerError,
 };
+use crate::controls;
 
 /// The carrier of a hook's connections.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -450,41 +451,26 @@ impl CarrierPolicies {
     }
 }
 
-/// The TCP congestion controls that hooks may name, and the registrations of VTL's own.
-#[derive(Debug, Default)]
-pub(super) struct Controls {
-    registered: BTreeMap<String, vtl_bpf::tcp::Control>,
-}
-
-impl Controls {
-    /// Resolves a congestion control to its name in the kernel, and registers VTL's own on first use.
-    /// VTL's own take precedence over the kernel's of the same name.
-    pub(super) fn named(&mut self, name: &str) -> Result<String, HookerError> {
-        if let Some(control) = self.registered.get(name) {
-            return Ok(control.name().to_owned());
-        }
-        if vtl_bpf::tcp::is_known(name) {
-            let registered = vtl_bpf::tcp::Control::register(name);
-            let control = registered.map_err(|source| HookerError::Control {
-                name: name.to_owned(),
-                others: controls(),
-                source,
-            })?;
-            let known = control.name().to_owned();
-            self.registered.insert(name.to_owned(), control);
-            return Ok(known);
-        }
-        // Not another daemon's: that would be gone with it.
-        if own_of_kernel().any(|known| known == name) {
-            return Ok(name.to_owned());
-        }
-        let mut others: Vec<_> = vtl_bpf::tcp::names().map(|n| format!("tcp:{n}")).collect();
-        others.push(controls());
-        Err(HookerError::NoSuchControl {
+/// Resolves a congestion control that a hook or rule names to its name in the kernel. VTL's own take precedence over the
+/// kernel's of the same name.
+pub(super) fn kernel_control(name: &str) -> Result<String, HookerError> {
+    if vtl_bpf::tcp::is_known(name) {
+        return controls::register(name).map_err(|source| HookerError::Control {
             name: name.to_owned(),
-            others: others.join(", "),
-        })
+            others: own_carriers(),
+            source,
+        });
     }
+    // Not another daemon's: that would be gone with it.
+    if own_of_kernel().any(|known| known == name) {
+        return Ok(name.to_owned());
+    }
+    let mut others: Vec<_> = vtl_bpf::tcp::names().map(|n| format!("tcp:{n}")).collect();
+    others.push(own_carriers());
+    Err(HookerError::NoSuchControl {
+        name: name.to_owned(),
+        others: others.join(", "),
+    })
 }
 
 /// Names of the kernel's own congestion controls.
@@ -494,7 +480,7 @@ fn own_of_kernel() -> impl Iterator<Item = String> {
 }
 
 /// The same as a list of carriers, for errors.
-fn controls() -> String {
+fn own_carriers() -> String {
     own_of_kernel()
         .map(|name| format!("tcp:{name}"))
         .collect::<Vec<_>>()

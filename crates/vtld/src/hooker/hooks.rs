@@ -14,7 +14,7 @@ use super::{
     Shared,
     abi::vtl_hook_config,
     bpf::{Attached, CAPTURE, Programs},
-    carrier::{self, At, Carrier, CarrierPolicies, CarrierPolicy, Controls},
+    carrier::{self, At, Carrier, CarrierPolicies, CarrierPolicy},
     cgroup::{self, Hierarchy, Runs},
     error::HookerError,
     handover::HookLeft,
@@ -101,7 +101,6 @@ pub(super) struct Hooks {
     programs: Programs,
     config: vtl_hook_config,
     rules: Rules,
-    controls: Controls,
     policies: CarrierPolicies,
     hierarchy: Hierarchy,
     runs: Runs,
@@ -127,7 +126,6 @@ impl Hooks {
             programs,
             config,
             rules: Rules::default(),
-            controls: Controls::default(),
             policies,
             hierarchy,
             runs,
@@ -189,7 +187,7 @@ impl Hooks {
         at: &At,
     ) -> Result<carrier::Programs, HookerError> {
         let control = carrier.control();
-        let control = control.map(|name| self.controls.named(name)).transpose()?;
+        let control = control.map(carrier::kernel_control).transpose()?;
         carrier::Programs::attach(
             self.config.netns_cookie,
             at,
@@ -394,7 +392,6 @@ impl Hooks {
             config: &self.config,
             programs: &self.programs,
             hierarchy: &self.hierarchy,
-            controls: &mut self.controls,
             policies: &mut self.policies,
         };
         let result = served.and_then(|()| self.rules.set(rules, paths, &mut means));

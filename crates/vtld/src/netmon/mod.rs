@@ -28,7 +28,7 @@ pub(crate) use carrier::counters as of_carrier;
 pub use exporter::{Loopback, serve};
 use link_layer::LinkLayers;
 pub(crate) use session::counters as of_session;
-pub(crate) use tcp::{MAX_READ, TcpWatch, losses, mptcp};
+pub(crate) use tcp::{MAX_READ, TcpWatch, losses, models_the_path, mptcp};
 
 /// Maximum number of hosts. For one more, the host goes whose connections were read longest ago.
 const MAX_HOSTS: usize = 1024;

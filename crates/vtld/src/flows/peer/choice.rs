@@ -479,8 +479,8 @@ impl Peer {
         self.choice.asked.get()
     }
 
-    /// Has BBR take over the flows' TCP connections once the path loses packets, if the kernel has it, those of later
-    /// flows, too; or has them sent as before.
+    /// Has BBR, or what is like it, take over the flows' TCP connections once the path loses packets, those of later flows,
+    /// too; or has them sent as before.
     pub(in super::super) fn set_bbr(&self, bbr: bool) {
         if self.choice.bbr.replace(bbr) == bbr {
             return;

@@ -34,7 +34,7 @@ pub use when::{Plans, When};
 use super::{
     abi::{VTL_POLICY_PLAIN, VTL_RULES_MAX, vtl_hook_config, vtl_step, wide},
     bpf::Programs,
-    carrier::{Carrier, CarrierPolicies, Controls},
+    carrier::{self, Carrier, CarrierPolicies},
     cgroup::Hierarchy,
     error::{HookerError, lacks_descriptors},
 };
@@ -344,7 +344,6 @@ pub(super) struct Means<'a> {
     pub(super) config: &'a vtl_hook_config,
     pub(super) programs: &'a Programs,
     pub(super) hierarchy: &'a Hierarchy,
-    pub(super) controls: &'a mut Controls,
     pub(super) policies: &'a mut CarrierPolicies,
 }
 
@@ -524,7 +523,7 @@ fn act(
         Action::Carry(carrier) => {
             act.policy = means.policies.number(carrier);
             if let Carrier::Control(name) = carrier {
-                act.control = means.controls.named(name)?;
+                act.control = carrier::kernel_control(name)?;
             }
         }
     }
