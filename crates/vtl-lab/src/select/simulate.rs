@@ -270,6 +270,21 @@ mod tests {
         assert!(read[0].is_some() && read[9_999].is_none());
     }
 
+    /// A window that is longer than any bitmap, nearly all of it lost, but for its end: what no acknowledgement describes must
+    /// not fill the window that is left.
+    #[test]
+    fn run__repairs_more_than_a_bitmap_describes() {
+        let mut link = link(0.0);
+        (link.rtt_ms, link.rate_mbit, link.queue_packets) = (691.0, 48.72, Some(1402));
+        let traffic = Traffic {
+            packets: 11_651,
+            every: 0,
+        };
+        let read = run(&link, Simulated::Graft("hybla"), traffic, 60_000_000_000).unwrap();
+        let count = read.iter().flatten().count();
+        assert_eq!(count, read.len(), "packets within a minute");
+    }
+
     /// A tail loss probe repairs the last segment after two round trips and what Linux adds, without a timeout of a second.
     #[test]
     fn run__tcp_repairs_the_tail_by_a_probe() {
