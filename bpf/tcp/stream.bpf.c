@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0 OR MIT)
 /*
  * The congestion control of the graft `stream` (../tf/bbr.h) for the kernel's TCP, with which a
- * server serves clients without VTL, and connections of `auto` go on once the path loses packets. Loss detection (RACK, RFC 8985), delivery rates
- * (draft-cheng-iccrg-delivery-rate-estimation) and round-trip times are TCP's, and so is pacing.
+ * server serves clients without VTL, and connections of `auto` go on once the path loses packets.
+ * Loss detection (RACK, RFC 8985), delivery rates (draft-cheng-iccrg-delivery-rate-estimation) and
+ * round-trip times are TCP's, and so is pacing.
  */
 #include "../tf/bbr.h"
 #include "kernel.h"
