@@ -97,6 +97,7 @@ struct tcp_congestion_ops {
     char name[16];
     __u32 flags;
     void (*init)(struct sock *sk);
+    void (*release)(struct sock *sk);
     __u32 (*ssthresh)(struct sock *sk);
     void (*cong_avoid)(struct sock *sk, __u32 ack, __u32 acked);
     void (*set_state)(struct sock *sk, __u8 state);

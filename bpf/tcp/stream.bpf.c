@@ -75,6 +75,12 @@ void BPF_PROG(stream_init, struct sock *sk) {
     begin(sk);
 }
 
+/* What takes over from here goes on by the model's window, instead of by slow start from it. */
+SEC("struct_ops")
+void BPF_PROG(stream_release, struct sock *sk) {
+    tcp_sk(sk)->snd_ssthresh = tcp_sk(sk)->snd_cwnd;
+}
+
 /* Whether a small receive window limits the sender, rather than a queue. */
 INLINE int is_receiver_limited(const struct tcp_sock *tp, const struct vtl_bbr *b) {
     return tp->snd_wnd < (__u64)tp->snd_cwnd * tp->mss_cache && !b->queued;
@@ -188,6 +194,7 @@ CONTROL
 struct tcp_congestion_ops stream = {
     .name = "vtl_stream",
     .init = (void *)stream_init,
+    .release = (void *)stream_release,
     .ssthresh = (void *)stream_ssthresh,
     .set_state = (void *)stream_set_state,
     .cwnd_event = (void *)stream_cwnd_event,

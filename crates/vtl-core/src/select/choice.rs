@@ -239,8 +239,17 @@ fn unfit(model: &Model, features: &Features, values: &[Value]) -> Option<String>
     Some(format!("the {} {trained}", attribute.name))
 }
 
-/// The features' values, with those at the edge of the training's ranges that are just outside.
+/// The features' values, with those at the edge of the training's ranges that are just outside. What follows from the size
+/// follows from the clamped one.
 fn clamped(model: &Model, features: &Features) -> Vec<Value> {
+    let within = |bytes: f64| match &model.attributes()[SIZE].domain {
+        Domain::Continuous { range: Some(range) } => bytes.max(range.0).min(range.1),
+        _ => bytes,
+    };
+    let features = Features {
+        bytes: features.bytes.map(within),
+        ..*features
+    };
     let clamp = |(place, value): (usize, Value)| {
         let (Value::Continuous(x), Domain::Continuous { range: Some(range) }) =
             (value, &model.attributes()[place].domain)

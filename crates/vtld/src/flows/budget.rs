@@ -78,9 +78,10 @@ impl Budget {
         self.of_association() / 4
     }
 
-    /// Whether so many flows may have `room` bytes each in the kernel, which is in no account: a quarter of the budget in all.
+    /// Whether one more than so many flows may have `room` bytes each in the kernel, which is in no account, and counts two
+    /// for each: a quarter of the budget in all.
     pub(super) fn has_room(&self, flows: usize, room: u32) -> bool {
-        flows as u64 <= self.max / 4 / u64::from(room)
+        (flows as u64) < self.max / 4 / (2 * u64::from(room))
     }
 
     /// Opens an account for an association with a host of that network.
