@@ -503,7 +503,7 @@ mod tests {
         assert!(text.starts_with("graft:stream\n\nThe path"), "{text}");
         assert!(text.contains("it is 600 ms"), "{text}");
         assert!(
-            text.contains("for 1 MiB, in virtual time: the mean of 12 transfers"),
+            text.contains("for 1 MiB, in virtual time: the mean of 24 transfers"),
             "{text}"
         );
         assert_eq!(text.matches("<- chosen").count(), 1, "{text}");
