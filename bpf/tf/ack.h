@@ -32,17 +32,14 @@ VTL_GLOBAL __u32 vtl_ack_words(const struct vtl_session *s) {
  * Start of the bitmap, in words from that of cum. A bitmap too short for all `full` words
  * alternates between the oldest packets and those around the packet that caused it: losses are
  * found where packets arrive, and missing packets at the start block all others. If that packet
- * was the oldest, all others take their turn, from the newest on: what no bitmap describes is in
- * flight for the sender, whose window may be full of it.
+ * was the oldest, the last ones take their turn: what no bitmap describes is in flight for the
+ * sender, whose window may be full of it.
  */
 VTL_GLOBAL __u32 vtl_ack_skip(struct vtl_session *s, __u32 words, __u32 full) {
-    if (!s || words >= full || !words)
-        return 0;
-    __u32 turn = s->rx.turn++;
-    if (!(turn & 1))
+    if (!s || words >= full || !words || !(s->rx.turn++ & 1))
         return 0;
     if (s->rx.echo_seq < s->rx.cum)
-        return full - words - turn / 2 % ((full - 1) / words) * words;
+        return full - words;
     __u64 skip = s->rx.echo_seq / 64 - s->rx.cum / 64;
     skip = skip > words / 2 ? skip - words / 2 : 0;
     return skip < full - words ? skip : full - words;

@@ -121,8 +121,36 @@ pub(crate) fn tcp_info(socket: &TcpStream) -> io::Result<libc::tcp_info> {
     get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
+/// Has the kernel keep so many received bytes before they are read, at most half of its own maximum (`tcp_rmem`), and go on
+/// adapting that.
+pub(crate) fn make_room(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
+    // For a reader that waits for so many; the room stays when it does not any more.
+    set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)?;
+    set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1u32)
+}
+
 /// TCP's smoothed round-trip time: right after connecting, that of the handshake.
 pub(crate) fn tcp_rtt(socket: &TcpStream) -> Option<Duration> {
     let info = tcp_info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+#[cfg(test)]
+#[allow(non_snake_case)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn make_room__stays_when_the_reader_waits_for_a_byte() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let tcp = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let option = |name| get::<u32>(&tcp, libc::SOL_SOCKET, name).expect("a number");
+        let bytes = 256 << 10;
+        assert!(option(libc::SO_RCVBUF) < bytes);
+        make_room(&tcp, bytes).expect("a TCP connection");
+        assert!(option(libc::SO_RCVBUF) >= bytes);
+        assert_eq!(option(libc::SO_RCVLOWAT), 1);
+    }
 }

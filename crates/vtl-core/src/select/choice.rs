@@ -243,7 +243,9 @@ fn unfit(model: &Model, features: &Features, values: &[Value]) -> Option<String>
 /// follows from the clamped one.
 fn clamped(model: &Model, features: &Features) -> Vec<Value> {
     let within = |bytes: f64| match &model.attributes()[SIZE].domain {
-        Domain::Continuous { range: Some(range) } => bytes.max(range.0).min(range.1),
+        Domain::Continuous {
+            range: Some((min, max)),
+        } if !bytes.is_nan() => bytes.max(*min).min(*max),
         _ => bytes,
     };
     let features = Features {

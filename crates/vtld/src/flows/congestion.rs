@@ -36,7 +36,7 @@ const BBR: &str = "bbr";
 /// The kernel's name of what takes over, once that is known; `None`: nothing can.
 static SUCCESSOR: OnceLock<Option<String>> = OnceLock::new();
 
-/// Has the kernel take VTL's control when a path first loses packets, beside the thread that moves bytes: it takes some 20 ms.
+/// Has the kernel take VTL's control when a path first loses packets, beside the thread that moves bytes: it takes milliseconds.
 fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -219,6 +219,9 @@ mod tests {
         congestion.is_lossy.set(false);
         assert!(congestion.watch(&tcp));
         assert_eq!(control(), "reno");
+        let info = tcp_info(&tcp).expect("a connection");
+        let goes_on = info.tcpi_snd_ssthresh <= info.tcpi_snd_cwnd;
+        assert!(goes_on || successor == BBR, "slow start from a full window");
         assert!(!congestion.watch(&tcp) && !congestion.allow_bbr(&tcp, false));
     }
 

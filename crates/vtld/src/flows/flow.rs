@@ -86,15 +86,6 @@ impl Ends {
             guard,
         })
     }
-
-    /// Has the kernel keep up to [`ROOM`] bytes that are not read.
-    pub(super) fn give_room(&self) {
-        // The option has the kernel make room for so many bytes, which it does not take back. On failure the connection is
-        // slower.
-        for bytes in [ROOM, 1] {
-            let _ = option::set(&self.tcp, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes);
-        }
-    }
 }
 
 impl Ends {

@@ -556,7 +556,8 @@ impl Flows {
                 .map(|peer| peer.count_flows())
                 .sum();
             if self.budget.has_room(flows, ROOM) {
-                ends.give_room();
+                // On failure the connection is slower.
+                let _ = option::make_room(&ends.tcp, ROOM);
             }
         }
         let state = ends.and_then(|ends| State::new(number, observer, addresses, ends));

@@ -171,7 +171,7 @@ fn path_of(info: &libc::tcp_info) -> CarrierPath {
 /// `tcpi_snd_ssthresh` up to the first reduction of the congestion window (the kernel's TCP_INFINITE_SSTHRESH).
 const NOT_REDUCED: u32 = 0x7fff_ffff;
 
-/// What a connection has sent and lost, and its round trips; one system call.
+/// What a connection has sent and lost, and its round trips.
 pub(crate) fn losses(info: &libc::tcp_info) -> Reading {
     let path = path_of(info);
     Reading {
@@ -215,6 +215,25 @@ mod tests {
         info.tcpi_busy_time = sending * 1000;
         info.tcpi_rwnd_limited = held * 1000;
         info
+    }
+
+    #[test]
+    fn is_startup__by_what_is_paced_and_what_arrives() {
+        // Both in percent of the path's rate.
+        for (paced, delivered, want) in [
+            (288, 100, true),  // BBR
+            (277, 100, true),  // BBR, version 2 and later
+            (320, 100, true),  // tcp:stream, a tenth lost
+            (100, 0, true),    // nothing has arrived yet
+            (204, 100, false), // tcp:stream has filled the path
+            (156, 100, false), // a probe where a fifth is lost
+            (100, 100, false),
+        ] {
+            let mut info = info(0, 0);
+            info.tcpi_pacing_rate = paced * 125_000;
+            info.tcpi_delivery_rate = delivered * 125_000;
+            assert_eq!(is_startup(&info), want, "{paced} of {delivered}");
+        }
     }
 
     #[test]
