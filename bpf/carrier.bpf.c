@@ -13,7 +13,7 @@
 
 char _license[] SEC("license") = "GPL";
 
-enum { SOCK_STREAM = 1, SOL_TCP = 6 };
+enum { SOCK_STREAM = 1 };
 
 const volatile struct vtl_carrier_config config SEC(".rodata.config");
 

@@ -529,6 +529,18 @@ static __always_inline int is_option_blocked(struct bpf_sock_ops *ops, struct vt
     return ops->segs_in > 5 || (own->unheard_since && now - own->unheard_since > limit);
 }
 
+/* Bounds the retransmission timeout from below for a peer that runs VTL, or for any other. */
+static __always_inline void set_min_rto(struct bpf_sock_ops *ops, int is_peer) {
+    /* srtt_us: eighths of a microsecond. */
+    int us = ops->srtt_us / 8 + ops->srtt_us / 32 + VTL_RTO_MS * 1000 / 3;
+
+    if (us < VTL_RTO_MS * 1000)
+        us = VTL_RTO_MS * 1000;
+    if (us > VTL_RTO_KERNEL_MS * 1000 || !is_peer)
+        us = VTL_RTO_KERNEL_MS * 1000;
+    bpf_setsockopt(ops, SOL_TCP, TCP_BPF_RTO_MIN, &us, sizeof(us));
+}
+
 SEC("sockops")
 int vtl_sockops(struct bpf_sock_ops *ops) {
     struct vtl_own_socket *own, accepted;
@@ -552,6 +564,9 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         if (own && (own->flags & VTL_SOCK_OFFER)) {
             set_writing(ops, 1);
+            /* Accepted connections inherit it, and their first sample of the round trip counts. */
+            if (ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB)
+                set_min_rto(ops, 1);
             bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
         }
         break;
@@ -589,10 +604,12 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         own = bpf_map_lookup_elem(&vtl_own, &cookie);
         if (!own || !(own->flags & VTL_SOCK_OFFER))
             break;
-        if (peers_option(ops, &opt, 0))
+        if (peers_option(ops, &opt, 0)) {
             own->flags |= VTL_SOCK_PEER;
-        else
+            set_min_rto(ops, 1);
+        } else {
             set_writing(ops, 0);
+        }
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
         /* Inherited from the steering listener. */
@@ -601,6 +618,7 @@ int vtl_sockops(struct bpf_sock_ops *ops) {
         set_writing(ops, 0);
         cookie = bpf_get_socket_cookie(ops);
         len = peers_option(ops, &opt, 0);
+        set_min_rto(ops, len);
         accepted.flags = VTL_SOCK_LISTEN | (len ? VTL_SOCK_PEER | VTL_SOCK_FLOW : 0);
         accepted.flow = opt.flow;
         accepted.unheard_since = 0;

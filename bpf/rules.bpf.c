@@ -14,8 +14,6 @@
 
 char _license[] SEC("license") = "GPL";
 
-enum { SOL_TCP = 6 };
-
 const volatile struct vtl_hook_config config SEC(".rodata.config");
 
 #include "vtl/capture.h"

@@ -360,8 +360,10 @@ struct bpf_fib_lookup {
     __u8 dmac[6];
 };
 
-/* An option of level SOL_TCP: linux/tcp.h. */
+/* Options of TCP: linux/tcp.h; of bpf_setsockopt only: linux/bpf.h. */
+#define SOL_TCP 6
 #define TCP_CONGESTION 13
+#define TCP_BPF_RTO_MIN 1004 /* us */
 
 /* ---- headers of packets: linux/if_ether.h, in.h, in6.h, ip.h, ipv6.h, tcp.h, udp.h ---- */
 

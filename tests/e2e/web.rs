@@ -94,6 +94,46 @@ fn web__peer_without_vtl_gets_plain_tcp() {
     );
 }
 
+/// The kernel waits for 200 ms before it sends a tail again, since other hosts may delay acknowledgements as long.
+#[test]
+fn web__timeouts_are_shorter_where_the_peer_is_known() {
+    let Some(mut world) = World::bare("timeout", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_web();
+    world.start(Host::Client, &[]);
+    world.serve("f", 64 * MB);
+    // Of several connections the least: those on the server itself have the kernel's.
+    let timeout = |world: &World, host, filter: &str| {
+        let mut ss = world.testbed.command(host, "ss").expect("a namespace");
+        let filter = ["-tinH", "state", "established", filter];
+        let output = ss.args(filter).output().expect("ss runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let ms = (text.split_whitespace()).filter_map(|w| w.strip_prefix("rto:")?.parse().ok());
+        ms.reduce(f64::min)
+            .unwrap_or_else(|| panic!("no connection: {text:?}"))
+    };
+    world.set_rate(10.0);
+    let [plain, peer] = world.servers();
+    let mut download = world.start_download(plain, "f");
+    download.reaches(64 << 10);
+    let ms = timeout(
+        &world,
+        Host::Client,
+        &format!("dst {plain} and dport = :80"),
+    );
+    assert!((200.0..=500.0).contains(&ms), "{ms} ms");
+    download.process.kill();
+
+    world.start(Host::Server, &[]);
+    world.hook();
+    let mut download = world.start_download(peer, "f");
+    download.reaches(64 << 10);
+    let ms = timeout(&world, Host::Server, "sport = :80");
+    assert!((60.0..=190.0).contains(&ms), "{ms} ms");
+    download.process.kill();
+}
+
 #[test]
 fn web__peer_is_found_though_its_first_answer_is_lost() {
     let Some(world) = World::new("answer", &Link::new(5.0, 100.0)) else {

@@ -174,6 +174,11 @@ enum {
  * as long. */
 enum { VTL_OPTION_MS = 5000 };
 
+/* How much longer than its round trip a connection between two daemons waits at least before it
+ * retransmits, ms; and one to any other host, as the kernel's TCP_RTO_MIN. The peer delays
+ * acknowledgements by 40 ms, or a round trip if that is longer. */
+enum { VTL_RTO_MS = 60, VTL_RTO_KERNEL_MS = 200 };
+
 enum vtl_own_socket_flag {
     VTL_SOCK_OFFER = 1 << 0,   /* send the option: in SYN (active) or SYN/ACK (passive) */
     VTL_SOCK_PEER = 1 << 1,    /* the peer has sent the option */
