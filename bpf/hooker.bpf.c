@@ -636,7 +636,7 @@ int vtl_steer_syn(struct __sk_buff *skb) {
     struct tcphdr tcp, *seen;
     struct bpf_sock *sk;
     __u32 off, port, slot;
-    int v4, odd, state, full = 0;
+    int v4, odd, state, refuses = 0;
     struct vtl_flow_name flow;
     enum syn_says says;
     __u8 *hooked;
@@ -657,11 +657,12 @@ int vtl_steer_syn(struct __sk_buff *skb) {
         return says == SYN_CONTROL ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 
     /* Only if the application listens, so that a closed port still answers with a RST, and its
-     * accept queue has room, so that a full one still drops silently; and only for new connections:
+     * accept queue has room, so that a full one still drops silently, and it wants no signatures
+     * (TCP-MD5, TCP-AO), which vtld would stand in for; and only for new connections:
      * a SYN for an existing one is left to TCP. A control connection needs no listener: its flows
      * may be from when there was one. */
-    state = receiver_state(skb, tcp.source, tcp.dest, v4, &full);
-    if (says == SYN_CONTROL ? state && state != BPF_TCP_LISTEN : state != BPF_TCP_LISTEN || full)
+    state = receiver_state(skb, tcp.source, tcp.dest, v4, &refuses);
+    if (says == SYN_CONTROL ? state && state != BPF_TCP_LISTEN : state != BPF_TCP_LISTEN || refuses)
         return TC_ACT_UNSPEC;
 
     slot = v4 ? VTL_STEER_4 : VTL_STEER_6;

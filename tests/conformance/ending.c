@@ -229,6 +229,41 @@ static void data_then_reset(void) {
     t_recv(fd, 20, 0);
 }
 
+/* So can what is right in front of it. */
+static void data_and_reset(void) {
+    int fd = meet();
+    if (role == CLIENT) {
+        t_send(fd, "last words", 0);
+        t_linger(fd, 1, 0);
+        t_close(fd);
+        step("reset");
+        return;
+    }
+    step("reset");
+    t_await(fd, ENDED);
+    t_recv(fd, 20, 0);
+    t_recv(fd, 20, 0);
+    t_recv(fd, 20, 0);
+}
+
+/* A server that answers early, and closes with unread bytes: a reset right behind its answer. */
+static void answer_and_reset(void) {
+    int fd = meet();
+    if (role == CLIENT) {
+        t_send(fd, "a long request", 0);
+        step("answered");
+        t_await(fd, ENDED);
+        t_recv(fd, 20, 0);
+        t_recv(fd, 20, 0);
+        t_recv(fd, 20, 0);
+        return;
+    }
+    t_await(fd, POLLIN);
+    t_send(fd, "too long", 0);
+    t_close(fd);
+    step("answered");
+}
+
 /* The first half is closed in order, then comes a reset. */
 static void reset_after_half_close(enum role first) {
     int fd = meet();
@@ -439,6 +474,8 @@ const struct test_case ending_cases[] = {
     CASE("end_write_after_server_closed", write_after_server_closed),
     CASE("end_write_after_client_closed", write_after_client_closed),
     CASE("end_data_then_reset", data_then_reset),
+    CASE("end_data_and_reset", data_and_reset),
+    CASE("end_answer_and_reset", answer_and_reset),
     CASE("end_reset_after_half_close_by_client", reset_after_half_close_by_client),
     CASE("end_reset_after_half_close_by_server", reset_after_half_close_by_server),
     CASE("end_reset_by_the_half_closed", reset_by_the_half_closed),

@@ -14,6 +14,7 @@
 
 #include "vtl/exe.h"
 #include "vtl/hooker.h"
+#include "vtl/sock.h"
 
 enum {
     SOCK_STREAM = 1,
@@ -117,22 +118,6 @@ static __always_inline int stays_local6(const __u32 w[4]) {
     return (w[0] | w[1] | w[2]) == 0 || top >> 24 == 0xff || top >> 22 == 0xfe80 >> 6;
 }
 
-/* The kernel's struct, by CO-RE: signature keys and MPTCP, where compiled in; out-of-order
- * packets. */
-struct tcp_sock {
-    __u32 rcv_ooopack;
-    void *md5sig_info; /* RFC 2385 */
-    void *ao_info;     /* RFC 5925 */
-    _Bool is_mptcp;
-} __attribute__((preserve_access_index));
-
-/* 1 for a subflow of an MPTCP connection, which the kernel opens by itself. */
-static __always_inline int is_subflow(struct bpf_sock *sk) {
-    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
-
-    return tcp && bpf_core_field_exists(tcp->is_mptcp) && tcp->is_mptcp;
-}
-
 /* 1 for TCP in the daemon's network namespace, except the daemon's own sockets, and connects to
  * other daemons. */
 static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
@@ -146,22 +131,12 @@ static __always_inline int is_tcp_of_others(struct bpf_sock_addr *ctx) {
     return !bpf_map_lookup_elem(&vtl_own, &cookie);
 }
 
-/* 1 if the socket signs its segments, which vtld cannot do for it. */
-static __always_inline int signs(struct bpf_sock *sk) {
-    struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
-
-    if (!tcp)
-        return 0;
-    if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
-        return 1;
-    return bpf_core_field_exists(tcp->ao_info) && tcp->ao_info;
-}
-
 /* 1 if vtld can stand in for the socket. Not bound to a device, from which lo is unreachable; no
  * privileged source port, which the server checks (NFS, rsh) and vtld cannot bind again. */
 static __always_inline int is_candidate(struct bpf_sock_addr *ctx) {
     return ctx->sk && ctx->sk->bound_dev_if == 0 && ctx->user_port != 0 &&
-           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk);
+           (ctx->sk->src_port == 0 || ctx->sk->src_port >= 1024) && !signs(ctx->sk) &&
+           !is_transparent(ctx->sk);
 }
 
 /* 1 if the policy requires a carrier, whatever is known of the destination. */

@@ -7,11 +7,7 @@
 
 #include "local.h"
 #include "segment.h"
-
-/* The kernel's struct, by CO-RE: a listener's accept queue. */
-struct sock {
-    __u32 sk_ack_backlog, sk_max_ack_backlog;
-} __attribute__((preserve_access_index));
+#include "sock.h"
 
 /* The socket that a TCP packet is for, to be released; NULL: none. */
 static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, __be16 sport, __be16 dport,
@@ -31,10 +27,10 @@ static __always_inline struct bpf_sock *receiver(struct __sk_buff *skb, __be16 s
     return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* State of the socket that a TCP packet is for; 0: none. *full: whether a listener's accept queue
- * is full. */
+/* State of the socket that a TCP packet is for; 0: none. *refuses: whether a listener would take no
+ * connection of vtld's: its accept queue is full, or its clients sign their segments. */
 static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, __be16 dport, int v4,
-                                          int *full) {
+                                          int *refuses) {
     struct bpf_sock *sk = receiver(skb, sport, dport, v4);
     struct sock *listener;
     int state;
@@ -42,10 +38,11 @@ static __always_inline int receiver_state(struct __sk_buff *skb, __be16 sport, _
     if (!sk)
         return 0;
     state = sk->state;
-    if (state == BPF_TCP_LISTEN && full) {
+    if (state == BPF_TCP_LISTEN && refuses) {
         listener = (struct sock *)bpf_skc_to_tcp_sock(sk);
-        *full = listener && BPF_CORE_READ(listener, sk_ack_backlog) >
-                                BPF_CORE_READ(listener, sk_max_ack_backlog);
+        *refuses = listener && BPF_CORE_READ(listener, sk_ack_backlog) >
+                                   BPF_CORE_READ(listener, sk_max_ack_backlog);
+        *refuses |= signs(sk);
     }
     bpf_sk_release(sk);
     return state;

@@ -59,6 +59,12 @@ const FULL: Duration = Duration::from_millis(20);
 const SILENCE: Duration = Duration::from_millis(200);
 /// How long the state of a reset flow is kept, so that carriers can report the reset.
 const AFTERMATH: Duration = Duration::from_secs(5);
+/// How often a flow that waits for a carrier looks whether there is one.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long bytes may delay the reset behind them.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// The same, besides two round trips, once a carrier has them.
+const LAST_REPAIR: Duration = Duration::from_millis(50);
 
 /// The sockets of a flow. Drop resets both connections unless both directions were closed in order.
 pub(super) struct Ends {
@@ -150,8 +156,10 @@ pub(super) struct State {
     pub(super) returns: Cell<Option<Instant>>,
     pub(super) licence: Licence,
     pub(super) changed: Changed,
-    /// Whether the application's connection is established.
+    /// Whether the application's connection is established,
     is_connected: Cell<bool>,
+    /// and whether it has failed since: no end of its stream is genuine then.
+    pub(super) app_has_failed: Cell<bool>,
 }
 
 impl State {
@@ -188,6 +196,7 @@ impl State {
             licence: Licence::default(),
             changed: Changed::default(),
             is_connected: Cell::new(false),
+            app_has_failed: Cell::new(false),
         })
     }
 
@@ -199,8 +208,13 @@ impl State {
             return 0;
         }
         let write = |mut app: &TcpStream| app.write_vectored(pieces);
-        // `deliver` meets an error again with the remaining bytes.
-        let given = ends.app.try_io(Interest::WRITABLE, write).unwrap_or(0);
+        let given = match ends.app.try_io(Interest::WRITABLE, write) {
+            Ok(given) => given,
+            Err(error) => {
+                self.note_app_error(&error);
+                0
+            }
+        };
         let mut left = given;
         // Most bytes come after the profile's verdict: skip them.
         for piece in pieces.iter().take_while(|_| self.profile.is_looking()) {
@@ -217,6 +231,17 @@ impl State {
         let Some(ends) = ends.as_ref() else { return };
         if self.congestion.allow_bbr(ends.tcp.get_ref(), may) {
             self.watch.borrow_mut().forget_control();
+        }
+    }
+
+    /// Notes an error of the application's connection, unless that only has no room. The kernel tells of it once.
+    fn note_app_error(&self, error: &io::Error) {
+        if !matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+        ) {
+            self.app_has_failed.set(true);
+            self.changed.failed.notify_one();
         }
     }
 
@@ -250,6 +275,8 @@ pub(super) struct Changed {
     pub(super) arrived: Notify,
     /// There is room to read from the TCP connection.
     pub(super) room: Notify,
+    /// The application's connection has failed.
+    failed: Notify,
     /// The flow has ended in an error.
     pub(super) reset: Notify,
 }
@@ -265,6 +292,8 @@ pub(super) enum Reset {
     Peer,
     #[error("it requires a carrier, and none came in time")]
     NoCarrier,
+    #[error("it needs a carrier to go on, and none came in time")]
+    Alone,
     #[error("it requires a carrier, and bytes came by its TCP connection")]
     ByTcp,
     #[error("it requires a carrier, and the peer does not know that it is a flow")]
@@ -329,7 +358,12 @@ impl Mover<'_> {
         let is_reset = || io::ErrorKind::ConnectionReset.into();
         let mut parts = Parts::<Result<(), Reset>>::default();
         parts.push(Box::pin(async move {
-            socket::broken(app).await;
+            tokio::select! {
+                () = socket::broken(app) => {}
+                () = self.changed.failed.notified() => {}
+            }
+            self.state.app_has_failed.set(true);
+            self.last_words().await;
             Err(Reset::App(is_reset()))
         }));
         parts.push(Box::pin(async move {
@@ -362,6 +396,29 @@ impl Mover<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Waits until the peer has what the application had written before its connection failed, since TCP's reset is behind
+    /// that; not for long, and no longer than a carrier needs to repeat it, as the peer does not confirm each byte.
+    async fn last_words(&self) {
+        let Ends { app, tcp, .. } = self.ends;
+        let rtt = option::tcp_rtt(tcp.get_ref()).unwrap_or_default();
+        let wait = async |limit: Duration, has_more: &dyn Fn() -> bool| {
+            let until = Instant::now() + limit;
+            while has_more() && Instant::now() < until {
+                sleep((rtt / 8).max(Duration::from_millis(1))).await;
+            }
+        };
+        wait(LAST_WORDS + 3 * rtt, &|| {
+            socket::unread(app.get_ref()) > 0
+                || !self.state.pending.borrow().0.is_empty()
+                || socket::unacknowledged(tcp.get_ref()) > 0
+        })
+        .await;
+        wait(LAST_REPAIR + 2 * rtt, &|| {
+            self.with(|flow| flow.send.memory() > 0).unwrap_or(false)
+        })
+        .await;
     }
 
     /// Looks for losses while the TCP connection begins, from when BBR may take over.
@@ -406,7 +463,7 @@ impl Mover<'_> {
     /// Sends from the application to the peer, until the application's end and everything before it are confirmed.
     async fn send(&self) -> Result<(), Reset> {
         let pending = &self.state.pending;
-        let mut lack = None;
+        let (mut lack, mut alone) = (None, None);
         let mut spreading: Option<Spreading> = None;
         loop {
             let (path, next, is_complete) = self.with(|flow| {
@@ -447,7 +504,7 @@ impl Mover<'_> {
                 continue;
             }
             match next {
-                None => self.changed.sending.notified().await,
+                None => self.await_change(&mut alone).await?,
                 Some(Next::Fin) => {
                     let shut = shut_down(self.ends.tcp.get_ref(), Shutdown::Write);
                     shut.map_err(Reset::Tcp)?;
@@ -498,6 +555,36 @@ impl Mover<'_> {
         !self.state.stays.get() && carrier.is_some_and(|carrier| carrier.stack(id).is_some())
     }
 
+    /// Waits for a change. A flow that cannot go on by its TCP connection alone, as the peer has yet to learn from which byte on
+    /// or of the end, waits for a carrier. `alone`: since when.
+    ///
+    /// # Errors
+    /// None has come for as long as TCP retransmits: no error of the connection would tell the application, whose peer may
+    /// refuse this host by now.
+    async fn await_change(&self, alone: &mut Option<Instant>) -> Result<(), Reset> {
+        let changed = self.changed.sending.notified();
+        let needs =
+            self.with(|flow| flow.send.asked().is_some() || flow.send.owes_fin().is_some())?;
+        if !needs {
+            *alone = None;
+            changed.await;
+            return Ok(());
+        }
+        let since = match self.peer.has_carriers() {
+            true => Instant::now(),
+            false => alone.unwrap_or_else(Instant::now),
+        };
+        *alone = Some(since);
+        let left = tcp_patience().saturating_sub(since.elapsed());
+        tokio::select! {
+            () = changed => Ok(()),
+            () = sleep(left.min(LOOK)) => match left.is_zero() {
+                true => Err(Reset::Alone),
+                false => Ok(()),
+            },
+        }
+    }
+
     /// Waits for a change, for a flow that requires a carrier and has none. `lack`: since when bytes have been waiting,
     /// and the offset that the peer had confirmed by then; a carrier that breaks without progress resets neither.
     ///
@@ -538,7 +625,8 @@ impl Mover<'_> {
         }
     }
 
-    /// Reads from the application once the path is writable.
+    /// Reads from the application once the path is writable. Does not complete where its connection has failed and
+    /// everything was read: a reset comes next.
     async fn read_app(&self, path: Path, max: u64) -> Result<Got, Reset> {
         if path == Path::Tcp {
             let writable = self.ends.tcp.writable().await;
@@ -546,8 +634,14 @@ impl Mover<'_> {
         }
         let max = max.min(CHUNK as u64) as usize;
         let read = |socket: &TcpStream| read(socket, max);
-        let got = self.ends.app.async_io(Interest::READABLE, read).await;
-        got.map_err(Reset::App)
+        match self.ends.app.async_io(Interest::READABLE, read).await {
+            Ok(Got::End) if self.state.app_has_failed.get() => pending().await,
+            Ok(got) => Ok(got),
+            Err(error) => {
+                self.state.note_app_error(&error);
+                pending().await
+            }
+        }
     }
 
     /// Sends a chunk, or a part of it, by a path. `is_again`: a retransmission; a new chunk is the head of `pending`.
@@ -635,10 +729,12 @@ impl Mover<'_> {
     async fn receive(&self) -> Result<(), Reset> {
         loop {
             let has_room = self.peer.has_room();
-            let room = self.with(|flow| match has_room || flow.receive.held() == 0 {
-                true => flow.receive.tcp_room(),
-                // Memory limit: backpressure by TCP's receive window.
-                false => 0,
+            let room = self.with(|flow| {
+                match has_room || flow.receive.received() == flow.receive.consumed() {
+                    true => flow.receive.tcp_room(),
+                    // Memory limit: backpressure by TCP's receive window.
+                    false => 0,
+                }
             })?;
             if room == 0 {
                 self.changed.room.notified().await;
@@ -706,7 +802,10 @@ impl Mover<'_> {
                     writable.map_err(Reset::App)?.retain_ready();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Reset::App(error)),
+                Err(error) => {
+                    self.state.note_app_error(&error);
+                    pending().await
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_local;
-use vtl_core::Flow;
+use vtl_core::{Flow, flow::Path};
 use vtl_pool::key::PublicKey;
 use vtl_proto::frame::{CarrierId, FlowId, FlowName, Side};
 
@@ -192,6 +192,13 @@ impl Peer {
     fn leave(&self, outgoing: &mut Outgoing) -> PeerLeft {
         // The next daemon does not know what the connections had before.
         self.set_bbr(false);
+        // Before the carriers count as broken, which puts all flows onto TCP.
+        let by_tcp = |(id, _): &(FlowId, Rc<State>)| {
+            self.with(*id, |flow| flow.send.path() == Path::Tcp) == Some(true)
+        };
+        let by_tcp: Vec<FlowId> = (self.states().into_iter().filter(by_tcp))
+            .map(|(id, _)| id)
+            .collect();
         let (mut flows, carriers) = self.take_all();
         let mut left = Vec::new();
         for (id, state) in self.states() {
@@ -199,7 +206,7 @@ impl Peer {
             let Some(flow) = flows.remove(&id).filter(|flow| flow.error().is_none()) else {
                 continue;
             };
-            match state.leave(id, flow, outgoing) {
+            match state.leave(id, flow, by_tcp.contains(&id), outgoing) {
                 Ok(flow) => left.push(flow),
                 Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow: reset"),
             }
@@ -241,10 +248,20 @@ impl Peer {
 }
 
 impl State {
-    fn leave(&self, id: FlowId, flow: Flow, outgoing: &mut Outgoing) -> io::Result<FlowLeft> {
+    /// `is_by_tcp`: it goes by its TCP connection, also before this daemon ends.
+    fn leave(
+        &self,
+        id: FlowId,
+        flow: Flow,
+        is_by_tcp: bool,
+        outgoing: &mut Outgoing,
+    ) -> io::Result<FlowLeft> {
         let ends = self.ends.borrow().clone();
         let ends = ends.ok_or(io::ErrorKind::NotConnected)?;
-        let path_is_tcp = flow.send.path() == vtl_core::flow::Path::Tcp;
+        // The kernel would not tell the next daemon.
+        if self.app_has_failed.get() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         Ok(FlowLeft {
             id,
             flow,
@@ -253,9 +270,9 @@ impl State {
             peer: self.peer,
             app_addresses: self.app,
             age: self.began.elapsed(),
-            stays: self.stays.get() && path_is_tcp,
+            stays: self.stays.get() && is_by_tcp,
             stays_for: {
-                let until = self.stays_until.get();
+                let until = self.stays_until.get().filter(|_| is_by_tcp);
                 until.map(|until| until.saturating_duration_since(Instant::now()))
             },
             is_judged: self.is_judged.get(),

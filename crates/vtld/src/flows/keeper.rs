@@ -2,8 +2,9 @@
 //! (ASK, GRANT).
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::HashMap,
+    future::pending,
     io,
     net::{SocketAddr, TcpStream},
     rc::Rc,
@@ -14,7 +15,7 @@ use std::{
 use tokio::{
     sync::mpsc,
     task::{JoinSet, spawn_blocking, spawn_local},
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
 use vtl_core::netmon::told;
 use vtl_proto::{
@@ -38,6 +39,8 @@ const IDLE: Duration = Duration::from_secs(300);
 const LINGER: Duration = Duration::from_secs(60);
 /// Back-off between attempts to open a carrier: doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Age of a control connection whose peer has said nothing, at which it counts as accepted.
+const ACCEPTED: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Lifetime of a carrier, from the start of the attempt, after which the back-off starts anew.
 const WORTH: Duration = Duration::from_secs(30);
@@ -255,8 +258,11 @@ impl Flows {
             _ => None,
         };
         let Ok(greeted) = timeout(ANSWER, control.next(greeting)).await else {
-            // A middlebox drops segments with the option, which delays each flow by a second: treat as plain.
-            if let Err(error) = self.hooker.leave_plain(dest) {
+            // A middlebox drops segments with the option, which delays each flow by a second: treat as plain; not where that
+            // was no matter before.
+            if peer.successions() == 0
+                && let Err(error) = self.hooker.leave_plain(dest)
+            {
                 tracing::debug!(%error, "association: cannot remember a destination without VTL");
             }
             return Err(io::ErrorKind::TimedOut.into());
@@ -265,8 +271,6 @@ impl Flows {
             return Err(io::ErrorKind::Unsupported.into());
         };
         self.identify(peer, &control, has_tls).await?;
-        // Attempts that failed without a daemon there may succeed now.
-        peer.note_succession();
         let id = peer.next_carrier();
         let said = control.say(hello(id, peer.key.tag, 0, false)).await;
         said.map_err(|_| io::ErrorKind::BrokenPipe)?;
@@ -327,6 +331,13 @@ impl Flows {
     /// Serves a control connection opened by this host until it ends.
     async fn control(self: &Rc<Self>, peer: &Rc<Peer>, id: CarrierId, control: Rc<Control>) {
         peer.control.replace(Some((id, Rc::clone(&control))));
+        // Attempts that failed without a daemon there may succeed now; not where it closes what it does not accept.
+        let is_accepted = Cell::new(false);
+        let accepted = || {
+            if !is_accepted.replace(true) {
+                peer.note_succession();
+            }
+        };
         let answers = Answers::default();
         let answer = |kind: u32, granted| {
             let kind = match kind & WITH_LAYERS {
@@ -362,13 +373,21 @@ impl Flows {
                 Frame::Gateway { address } => self.note_gateway(peer, &control, address.into()),
                 frame => peer.frame(id, frame),
             };
-            while control.next(each).await.is_ok() {}
+            while control.next(each).await.is_ok() {
+                accepted();
+            }
+        };
+        let lasting = async {
+            sleep(ACCEPTED).await;
+            accepted();
+            pending().await
         };
         self.names.set_known(peer.key, true);
         tokio::select! {
             _ = peer.run(id, control.clone(), receiving) => {}
             () = self.open_carriers(peer, &control, &answers) => {}
             () = tell_preferred(peer, id, &control) => {}
+            () = lasting => {}
         }
         self.names.set_known(peer.key, false);
         peer.lost_control(&control);

@@ -36,6 +36,8 @@ const CHUNK: usize = 64 * 1024;
 const READING: Duration = Duration::from_secs(1);
 /// Chunks that one direction may move before other pairs get their turn.
 const TURN: usize = 16;
+/// Turns after an error: more than a receive buffer (`tcp_rmem`, 6 MiB) holds.
+const LAST_TURNS: usize = 16;
 const WAKE: u64 = u64::MAX;
 
 /// Guard that lives as long as a pair.
@@ -200,6 +202,8 @@ impl Side {
 struct Pair {
     sides: [Side; 2],
     generation: u32,
+    /// An error has ended it: no end of a stream is genuine any more.
+    has_failed: bool,
     /// When its counters were last read.
     read: Option<Instant>,
     /// Lives as long as the pair.
@@ -215,6 +219,7 @@ enum Outcome {
 impl Pair {
     /// Moves bytes from side `from` to the other. True if it stopped for fairness alone.
     fn carry(&mut self, from: usize, scratch: &mut [u8]) -> io::Result<bool> {
+        let has_failed = self.has_failed;
         let [a, b] = &mut self.sides;
         let (source, sink) = if from == 0 { (a, b) } else { (b, a) };
         for _ in 0..TURN {
@@ -222,7 +227,7 @@ impl Pair {
                 return Ok(false);
             }
             if source.ended {
-                if !sink.shut && sink.writable {
+                if !sink.shut && sink.writable && !has_failed {
                     sink.shut = true;
                     // All of this direction was written: from here on close in order.
                     sock::abort_on_close(&sink.stream, false)?;
@@ -261,6 +266,21 @@ impl Pair {
             }
         }
         Ok(true)
+    }
+
+    /// Hands on what came before an error, as much as goes without waiting: TCP's reset is behind it.
+    fn last_words(&mut self) {
+        self.has_failed = true;
+        let mut scratch = vec![0; CHUNK];
+        for from in [0, 1] {
+            self.sides[from].readable = true;
+            // What one has received is bounded; what still arrives at the other is not.
+            for _ in 0..LAST_TURNS {
+                if !self.carry(from, &mut scratch).unwrap_or(false) {
+                    break;
+                }
+            }
+        }
     }
 
     fn turn(&mut self, scratch: &mut [u8]) -> io::Result<Outcome> {
@@ -455,6 +475,7 @@ impl Proxy {
         self.pairs[index] = Some(Pair {
             sides: sides.map(Side::new),
             generation,
+            has_failed: false,
             read: None,
             guard,
         });
@@ -469,6 +490,9 @@ impl Proxy {
     }
 
     fn reset(&mut self, index: usize) {
+        if let Some(pair) = &mut self.pairs[index] {
+            pair.last_words();
+        }
         for side in self.pairs[index].iter().flat_map(|pair| &pair.sides) {
             // Fails only if there is no connection left to reset.
             let _ = sock::abort_on_close(&side.stream, true);
@@ -493,6 +517,35 @@ mod tests {
         let (server, _) = listener.accept().unwrap();
         client.set_nonblocking(true).unwrap();
         [client, server]
+    }
+
+    #[test]
+    fn reset__comes_behind_what_was_sent_before() {
+        let (proxy, thread) = spawn(Arc::default()).unwrap();
+        let [near, mut client] = connection();
+        let [far, mut server] = connection();
+        // A server that answers and closes with unread bytes.
+        client.write_all(b"request").unwrap();
+        (&far).write_all(b"request").unwrap();
+        until("it has come", || server.peek(&mut [0; 7]).unwrap() == 7);
+        server.write_all(b"answer").unwrap();
+        drop(server);
+        proxy.join(near, far, None);
+        let mut got = Vec::new();
+        let mut chunk = [0; 64];
+        let end = loop {
+            match client.read(&mut chunk) {
+                Ok(0) => panic!("an end in order behind {got:?}"),
+                Ok(n) => got.extend_from_slice(&chunk[..n]),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(
+            (&got[..], end.kind()),
+            (&b"answer"[..], ErrorKind::ConnectionReset)
+        );
+        proxy.stop();
+        thread.join().unwrap();
     }
 
     #[test]

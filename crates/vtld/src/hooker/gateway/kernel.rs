@@ -1,7 +1,7 @@
 //! Loads and controls `bpf/gateway.bpf.c`.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
@@ -173,14 +173,15 @@ impl Kernel {
         &self,
         gateways: impl Iterator<Item = &'a Gateway>,
     ) -> Result<(), HookerError> {
-        // Nothing is held meanwhile.
-        for map in [&self.hops, &self.prefixes, &self.ports] {
-            let keys: Vec<Vec<u8>> = map.keys().collect();
-            for key in keys {
-                let _ = map.delete(&key);
-            }
-        }
-        let put = |map: &MapHandle, name, key: &[u8], value: &[u8]| {
+        let mut wanted = [const { BTreeSet::new() }; 3];
+        let maps = [
+            (&self.prefixes, "vtl_gateway_prefixes"),
+            (&self.ports, "vtl_gateway_ports"),
+            (&self.hops, "vtl_gateway_hops"),
+        ];
+        let mut put = |at: usize, key: &[u8], value: &[u8]| {
+            let (map, name) = maps[at];
+            wanted[at].insert(key.to_vec());
             let put = map.update(key, value, MapFlags::ANY);
             put.map_err(|source| HookerError::Map { map: name, source })
         };
@@ -196,25 +197,27 @@ impl Kernel {
                     ifindex,
                     addr: addr.octets(),
                 };
-                put(&self.prefixes, "vtl_gateway_prefixes", bytes_of(&key), &[1])?;
+                put(0, bytes_of(&key), &[1])?;
             }
             for port in &gateway.ports {
                 let key = vtl_gateway_port {
                     ifindex,
                     port: (*port).into(),
                 };
-                put(&self.ports, "vtl_gateway_ports", bytes_of(&key), &[1])?;
+                put(1, bytes_of(&key), &[1])?;
             }
             let hop = vtl_gateway_hop {
                 has_prefixes: (!gateway.to.is_empty()).into(),
                 has_ports: (!gateway.ports.is_empty()).into(),
             };
-            put(
-                &self.hops,
-                "vtl_gateway_hops",
-                &ifindex.to_ne_bytes(),
-                bytes_of(&hop),
-            )?;
+            put(2, &ifindex.to_ne_bytes(), bytes_of(&hop))?;
+        }
+        // Last: what stays is in force all the time, since this runs whenever an interface or an address changes.
+        for ((map, _), wanted) in maps.iter().zip(&wanted).rev() {
+            let gone: Vec<Vec<u8>> = map.keys().filter(|key| !wanted.contains(key)).collect();
+            for key in gone {
+                let _ = map.delete(&key);
+            }
         }
         Ok(())
     }
