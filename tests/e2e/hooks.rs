@@ -95,3 +95,101 @@ fn hooks__leave_open_connections_alone() {
         }
     }
 }
+
+/// Connects to a destination that says nothing, which the application gives up, end soon.
+#[test]
+fn hooks__given_up_connects_end() {
+    let Some(mut world) = World::bare("given-up", &Link::new(10.0, 100.0)) else {
+        return;
+    };
+    world.start_both(&[]);
+    let silent = "table inet silent {
+        chain in {
+            type filter hook input priority 0;
+            tcp dport 7000 drop
+        }
+    }";
+    world.filter(Host::Server, silent);
+    let script = "import socket, sys
+for server in sys.argv[1:]:
+    for _ in range(3):
+        try:
+            socket.create_connection((server, 7000), timeout=0.5)
+        except TimeoutError:
+            pass";
+    let servers = world.servers().map(|server| server.to_string());
+    let run = [
+        "run",
+        "--",
+        python3(),
+        "-c",
+        script,
+        &servers[0],
+        &servers[1],
+    ];
+    assert!(
+        world
+            .vtl(Host::Client, &run)
+            .status()
+            .expect("it runs")
+            .success()
+    );
+    let waiting = || {
+        let mut ss = (world.testbed.command(Host::Client, "ss")).expect("a namespace");
+        let filter = ["-Htn", "state", "syn-sent"];
+        let output = ss.args(filter).output().expect("ss runs");
+        String::from_utf8_lossy(&output.stdout).lines().count()
+    };
+    assert_ne!(waiting(), 0, "vtld connects for them");
+    let begin = Instant::now();
+    until("they end", || waiting() == 0);
+    // The kernel would repeat their SYNs for 131 s.
+    assert!(begin.elapsed().as_secs() < 100, "{:?}", begin.elapsed());
+}
+
+/// Sockets that may have another host's address, as those of transparent proxies, are left to TCP.
+#[test]
+fn hooks__leave_addresses_of_others_alone() {
+    let Some(mut world) = World::bare("transparent", &Link::new(5.0, 100.0)) else {
+        return;
+    };
+    world.start_both(&[]);
+    let count = "table inet seen {
+        counter foreign { }
+        chain in {
+            type filter hook prerouting priority -300;
+            ip saddr 192.0.2.9 tcp dport 7000 counter name foreign
+        }
+    }";
+    world.filter(Host::Server, count);
+    let script = "import socket, sys
+s = socket.socket()
+s.setsockopt(socket.SOL_IP, 19, 1)  # IP_TRANSPARENT
+s.bind(('192.0.2.9', 0))
+s.settimeout(1)
+try:
+    s.connect((sys.argv[1], 7000))
+except TimeoutError:
+    pass";
+    let server = world.servers()[0].to_string();
+    let run = ["run", "--", python3(), "-c", script, &server];
+    assert!(
+        world
+            .vtl(Host::Client, &run)
+            .status()
+            .expect("it runs")
+            .success()
+    );
+    let mut nft = world
+        .testbed
+        .command(Host::Server, "nft")
+        .expect("a namespace");
+    let output = nft
+        .args(["list", "counter", "inet", "seen", "foreign"])
+        .output();
+    let text = String::from_utf8(output.expect("nft runs").stdout).expect("UTF-8");
+    assert!(
+        !text.contains("packets 0 "),
+        "its SYN went elsewhere: {text}"
+    );
+}

@@ -318,7 +318,10 @@ impl GraftPool {
                 let wrong = spec_for_flows(Some(options)).check(&p.params);
                 wrong.map_err(|why| format!("graft:{graft}: {why}"))
             }
-            Some(p) if p.info.provides.missing(needed) == Services::CONGESTION_CONTROL => {
+            Some(p)
+                if p.info.provides.missing(needed) == Services::CONGESTION_CONTROL
+                    && p.params.iter().any(|param| param.name == "window") =>
+            {
                 Err(format!(
                     "graft:{graft} cannot carry TCP connections, it lacks congestion control: say how many packets it may \
                      have under way (graft:{}?window=64), or take one of {}",

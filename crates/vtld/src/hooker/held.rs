@@ -75,9 +75,25 @@ struct Entry {
     syn: SynPacket,
     forwarded: Option<Forwarded>,
     state: State,
+    /// When the latest SYN came, and the longest time between two.
+    heard: Instant,
+    gap: Duration,
 }
 
 impl Entry {
+    /// Notes that the SYN has come again.
+    fn note_repeated(&mut self, now: Instant) {
+        self.gap = self.gap.max(now.saturating_duration_since(self.heard));
+        self.heard = now;
+    }
+
+    /// Whether its SYN would have come again by now: TCP repeats it after a second, and then after twice as long at most
+    /// (RFC 6298, section 5.5).
+    fn is_given_up(&self, now: Instant) -> bool {
+        let longest = 2 * self.gap.max(Duration::from_secs(1)) + Duration::from_secs(1);
+        matches!(self.state, State::Open) && now.saturating_duration_since(self.heard) > longest
+    }
+
     fn is_pending(&self) -> bool {
         !matches!(self.state, State::Over { .. })
     }
@@ -353,13 +369,13 @@ impl Flows {
     fn enter(&self, syn: SynPacket, cookie: u64, forwarded: Option<Forwarded>) -> Option<u64> {
         let ends = [syn.source(), syn.target()];
         let mut table = self.table();
-        let former = table.entries.get(&ends);
-        if let Some(entry) = former
+        let mut former = table.entries.get_mut(&ends);
+        if let Some(entry) = &mut former
             && entry.cookie == cookie
             && entry.syn.sequence() == syn.sequence()
         {
             match entry.state {
-                State::Open => {}
+                State::Open => entry.note_repeated(Instant::now()),
                 State::Injected { .. } => self.inject.send(syn.bytes(), syn.target()),
                 // A late copy, which the programs hold once more.
                 State::Over { .. } => self.release(ends),
@@ -367,7 +383,7 @@ impl Flows {
             return None;
         }
         // Only one connect at a time between the same ends: anybody can send more SYNs, with other sequence numbers.
-        if forwarded.is_some() && former.is_some_and(Entry::is_pending) {
+        if forwarded.is_some() && former.is_some_and(|entry| entry.is_pending()) {
             return None;
         }
         let entry = Entry {
@@ -376,6 +392,8 @@ impl Flows {
             syn,
             forwarded,
             state: State::Open,
+            heard: Instant::now(),
+            gap: Duration::ZERO,
         };
         let (id, former) = table.insert(ends, entry);
         drop(table);
@@ -641,6 +659,13 @@ impl HeldConnect {
         self.answer(error);
     }
 
+    /// Whether the application seems to have closed its socket.
+    pub(super) fn is_given_up(&self, now: Instant) -> bool {
+        let table = self.0.flows.table();
+        let entry = table.entries.get(&self.0.ends);
+        entry.is_some_and(|entry| entry.id == self.0.id && entry.is_given_up(now))
+    }
+
     /// Leaves the connect unanswered and drops its entry: the SYN retransmission starts anew.
     pub(super) fn put_off(&mut self) {
         self.0.answered = true;
@@ -716,12 +741,31 @@ mod tests {
             syn,
             forwarded: Some(forwarded),
             state: State::Open,
+            heard: Instant::now(),
+            gap: Duration::ZERO,
         };
         (ends, entry)
     }
 
     fn outside(number: u32) -> Forwarded {
         Forwarded::Outside(FlowName { tag: 7, number })
+    }
+
+    #[test]
+    fn is_given_up__once_no_syn_comes_again() {
+        let (_, mut entry) = entry(1, 1, outside(9));
+        let mut at = entry.heard;
+        // Linux: five times after a second, then after twice as long each time.
+        for s in [1, 1, 1, 1, 1, 2, 4, 8, 16, 32] {
+            let next = at + Duration::from_secs(s);
+            assert!(!entry.is_given_up(next), "{s} s");
+            entry.note_repeated(next);
+            at = next;
+        }
+        assert!(!entry.is_given_up(at + Duration::from_secs(64)));
+        assert!(entry.is_given_up(at + Duration::from_secs(66)));
+        entry.state = State::Over { until: at };
+        assert!(!entry.is_given_up(at + Duration::from_secs(66)));
     }
 
     #[test]

@@ -264,6 +264,12 @@ impl Worker {
             self.shared.maps.hide_client(ends);
         }
         self.shared.hooks().reap();
+        let given_up =
+            |attempt: &Attempt| !attempt.held.is_forwarded() && attempt.held.is_given_up(now);
+        for (_, attempt) in self.attempts.extract_if(|_, each| given_up(each)) {
+            // If its SYN comes again all the same, it begins anew.
+            attempt.cancel(&self.shared).put_off();
+        }
         let due = |attempt: &Attempt| attempt.deadline.is_some_and(|deadline| deadline <= now);
         let due: Vec<u64> = self
             .attempts
