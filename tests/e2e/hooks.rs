@@ -5,7 +5,7 @@ use std::{io::Write, time::Instant};
 use vtl_testbed::{Host, Link};
 use vtl_testing::until;
 
-use crate::harness::{Group, Spoken, World, python3, source};
+use crate::harness::{Group, Spoken, World, python3, run, source};
 
 const PORT: &str = "7000";
 
@@ -110,6 +110,9 @@ fn hooks__given_up_connects_end() {
         }
     }";
     world.filter(Host::Server, silent);
+    // By itself the kernel would repeat SYNs for longer than the test waits.
+    let retries = world.testbed.command(Host::Client, "sysctl");
+    run((retries.expect("a namespace")).args(["-qw", "net.ipv4.tcp_syn_retries=20"]));
     let script = "import socket, sys
 for server in sys.argv[1:]:
     for _ in range(3):
@@ -141,10 +144,7 @@ for server in sys.argv[1:]:
         String::from_utf8_lossy(&output.stdout).lines().count()
     };
     assert_ne!(waiting(), 0, "vtld connects for them");
-    let begin = Instant::now();
     until("they end", || waiting() == 0);
-    // The kernel would repeat their SYNs for 131 s.
-    assert!(begin.elapsed().as_secs() < 100, "{:?}", begin.elapsed());
 }
 
 /// Sockets that may have another host's address, as those of transparent proxies, are left to TCP.
@@ -188,8 +188,6 @@ except TimeoutError:
         .args(["list", "counter", "inet", "seen", "foreign"])
         .output();
     let text = String::from_utf8(output.expect("nft runs").stdout).expect("UTF-8");
-    assert!(
-        !text.contains("packets 0 "),
-        "its SYN went elsewhere: {text}"
-    );
+    let has_come = text.contains("packets ") && !text.contains("packets 0 ");
+    assert!(has_come, "its SYN went elsewhere: {text}");
 }

@@ -130,7 +130,7 @@ fn web__timeouts_are_shorter_where_the_peer_is_known() {
     let mut download = world.start_download(peer, "f");
     download.reaches(64 << 10);
     let ms = timeout(&world, Host::Server, "sport = :80");
-    assert!((60.0..=190.0).contains(&ms), "{ms} ms");
+    assert!((60.0..200.0).contains(&ms), "{ms} ms");
     download.process.kill();
 }
 

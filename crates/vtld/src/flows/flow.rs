@@ -160,6 +160,8 @@ pub(super) struct State {
     is_connected: Cell<bool>,
     /// and whether it has failed since: no end of its stream is genuine then.
     pub(super) app_has_failed: Cell<bool>,
+    /// The same of the TCP connection.
+    pub(super) tcp_has_failed: Cell<bool>,
 }
 
 impl State {
@@ -197,6 +199,7 @@ impl State {
             changed: Changed::default(),
             is_connected: Cell::new(false),
             app_has_failed: Cell::new(false),
+            tcp_has_failed: Cell::new(false),
         })
     }
 
@@ -236,13 +239,17 @@ impl State {
 
     /// Notes an error of the application's connection, unless that only has no room. The kernel tells of it once.
     fn note_app_error(&self, error: &io::Error) {
-        if !matches!(
-            error.kind(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-        ) {
+        use io::ErrorKind::{Interrupted, WouldBlock};
+        if !matches!(error.kind(), WouldBlock | Interrupted) {
             self.app_has_failed.set(true);
-            self.changed.failed.notify_one();
+            self.changed.app_failed.notify_one();
         }
+    }
+
+    /// Notes an error of the TCP connection.
+    fn note_tcp_error(&self) {
+        self.tcp_has_failed.set(true);
+        self.changed.tcp_failed.notify_one();
     }
 
     /// Aborts the flow's task; its state stays as it is.
@@ -275,8 +282,10 @@ pub(super) struct Changed {
     pub(super) arrived: Notify,
     /// There is room to read from the TCP connection.
     pub(super) room: Notify,
-    /// The application's connection has failed.
-    failed: Notify,
+    /// The application's connection has failed,
+    app_failed: Notify,
+    /// or the TCP connection.
+    tcp_failed: Notify,
     /// The flow has ended in an error.
     pub(super) reset: Notify,
 }
@@ -360,14 +369,19 @@ impl Mover<'_> {
         parts.push(Box::pin(async move {
             tokio::select! {
                 () = socket::broken(app) => {}
-                () = self.changed.failed.notified() => {}
+                () = self.changed.app_failed.notified() => {}
             }
             self.state.app_has_failed.set(true);
             self.last_words().await;
             Err(Reset::App(is_reset()))
         }));
         parts.push(Box::pin(async move {
-            socket::broken(tcp).await;
+            tokio::select! {
+                () = socket::broken(tcp) => {}
+                () = self.changed.tcp_failed.notified() => {}
+            }
+            self.state.tcp_has_failed.set(true);
+            self.delivered().await;
             Err(Reset::Tcp(is_reset()))
         }));
         parts.push(Box::pin(async {
@@ -419,6 +433,18 @@ impl Mover<'_> {
             self.with(|flow| flow.send.memory() > 0).unwrap_or(false)
         })
         .await;
+    }
+
+    /// Waits until the application has what came before the TCP connection failed; for [`LAST_WORDS`] at most.
+    async fn delivered(&self) {
+        let until = Instant::now() + LAST_WORDS;
+        let has_more = || {
+            socket::unread(self.ends.tcp.get_ref()) > 0
+                || (self.with(|flow| flow.receive.peek().is_some())).unwrap_or(false)
+        };
+        while has_more() && Instant::now() < until {
+            sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Looks for losses while the TCP connection begins, from when BBR may take over.
@@ -555,34 +581,52 @@ impl Mover<'_> {
         !self.state.stays.get() && carrier.is_some_and(|carrier| carrier.stack(id).is_some())
     }
 
-    /// Waits for a change. A flow that cannot go on by its TCP connection alone, as the peer has yet to learn from which byte on
-    /// or of the end, waits for a carrier. `alone`: since when.
+    /// Waits for a change. Where the peer has yet to learn from which byte on the TCP connection goes on, or of the end, a flow
+    /// without carriers cannot go on. `alone`: since when something has been waiting for one.
     ///
     /// # Errors
     /// None has come for as long as TCP retransmits: no error of the connection would tell the application, whose peer may
     /// refuse this host by now.
     async fn await_change(&self, alone: &mut Option<Instant>) -> Result<(), Reset> {
         let changed = self.changed.sending.notified();
-        let needs =
-            self.with(|flow| flow.send.asked().is_some() || flow.send.owes_fin().is_some())?;
-        if !needs {
+        let (needs, has_more) = self.with(|flow| {
+            let send = &flow.send;
+            (
+                send.asked().is_some() || send.owes_fin().is_some(),
+                send.has_returned() || send.is_finished(),
+            )
+        })?;
+        if !needs || self.peer.has_carriers() {
             *alone = None;
-            changed.await;
+            tokio::select! {
+                () = changed => {}
+                () = sleep(LOOK), if needs => {}
+            }
             return Ok(());
         }
-        let since = match self.peer.has_carriers() {
-            true => Instant::now(),
-            false => alone.unwrap_or_else(Instant::now),
-        };
-        *alone = Some(since);
-        let left = tcp_patience().saturating_sub(since.elapsed());
-        tokio::select! {
-            () = changed => Ok(()),
-            () = sleep(left.min(LOOK)) => match left.is_zero() {
-                true => Err(Reset::Alone),
-                false => Ok(()),
-            },
+        if !has_more && self.state.pending.borrow().0.is_empty() {
+            let ahead = |socket: &TcpStream| urgent::ahead(socket);
+            tokio::select! {
+                biased;
+                ahead = self.ends.app.async_io(Interest::READABLE, ahead) => {
+                    if let Err(error) = ahead {
+                        self.state.note_app_error(&error);
+                    }
+                }
+                () = changed => return Ok(()),
+            }
         }
+        let since = *alone.get_or_insert_with(Instant::now);
+        let left = tcp_patience().saturating_sub(since.elapsed());
+        if left.is_zero() {
+            return Err(Reset::Alone);
+        }
+        let changed = self.changed.sending.notified();
+        tokio::select! {
+            () = changed => {}
+            () = sleep(left.min(LOOK)) => {}
+        }
+        Ok(())
     }
 
     /// Waits for a change, for a flow that requires a carrier and has none. `lack`: since when bytes have been waiting,
@@ -666,7 +710,10 @@ impl Mover<'_> {
                 biased;
                 () = self.changed.sending.notified() => {}
                 written = self.ends.tcp.async_io(Interest::WRITABLE, write) => {
-                    let n = written.map_err(Reset::Tcp)?;
+                    let Ok(n) = written else {
+                        self.state.note_tcp_error();
+                        return pending().await;
+                    };
                     self.with(|flow| sent(flow, chunk.bytes.slice(..n), chunk.urgent && n == chunk.bytes.len()))?;
                     forget(n);
                     self.watch_losses();
@@ -748,7 +795,13 @@ impl Mover<'_> {
                 () = self.changed.room.notified() => continue,
                 got = self.ends.tcp.async_io(Interest::READABLE, read) => got,
             };
-            let taken = match got.map_err(Reset::Tcp)? {
+            let Ok(got) = got else {
+                self.state.note_tcp_error();
+                return pending().await;
+            };
+            let taken = match got {
+                // A reset comes next.
+                Got::End if self.state.tcp_has_failed.get() => return pending().await,
                 Got::Bytes(..) if self.id.requires_carrier() => return Err(Reset::ByTcp),
                 Got::Bytes(bytes, is_urgent) => {
                     self.state.heard_by.set(Path::Tcp);
@@ -804,7 +857,7 @@ impl Mover<'_> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     self.state.note_app_error(&error);
-                    pending().await
+                    pending::<()>().await;
                 }
             }
         }

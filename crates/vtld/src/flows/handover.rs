@@ -3,6 +3,7 @@
 //! learn of the end of all carriers when there is a daemon to connect to again.
 
 use std::{
+    collections::BTreeSet,
     io,
     net::{IpAddr, SocketAddr, TcpStream},
     rc::Rc,
@@ -196,7 +197,7 @@ impl Peer {
         let by_tcp = |(id, _): &(FlowId, Rc<State>)| {
             self.with(*id, |flow| flow.send.path() == Path::Tcp) == Some(true)
         };
-        let by_tcp: Vec<FlowId> = (self.states().into_iter().filter(by_tcp))
+        let by_tcp: BTreeSet<FlowId> = (self.states().into_iter().filter(by_tcp))
             .map(|(id, _)| id)
             .collect();
         let (mut flows, carriers) = self.take_all();
@@ -259,7 +260,7 @@ impl State {
         let ends = self.ends.borrow().clone();
         let ends = ends.ok_or(io::ErrorKind::NotConnected)?;
         // The kernel would not tell the next daemon.
-        if self.app_has_failed.get() {
+        if self.app_has_failed.get() || self.tcp_has_failed.get() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         Ok(FlowLeft {

@@ -39,7 +39,7 @@ const IDLE: Duration = Duration::from_secs(300);
 const LINGER: Duration = Duration::from_secs(60);
 /// Back-off between attempts to open a carrier: doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Age of a control connection whose peer has said nothing, at which it counts as accepted.
+/// Age, besides three round trips, at which a control connection whose peer has said nothing counts as accepted.
 const ACCEPTED: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Lifetime of a carrier, from the start of the attempt, after which the back-off starts anew.
@@ -373,14 +373,22 @@ impl Flows {
                 Frame::Gateway { address } => self.note_gateway(peer, &control, address.into()),
                 frame => peer.frame(id, frame),
             };
-            while control.next(each).await.is_ok() {
-                accepted();
+            // It comes before the peer has judged.
+            let is_word = |frame: Frame<'_>| {
+                let is_word = !matches!(frame, Frame::Certificate { .. });
+                each(frame);
+                is_word
+            };
+            while let Ok(is_word) = control.next(is_word).await {
+                if is_word {
+                    accepted();
+                }
             }
         };
         let lasting = async {
-            sleep(ACCEPTED).await;
+            sleep(ACCEPTED + 3 * tcp_rtt(control.tcp()).unwrap_or_default()).await;
             accepted();
-            pending().await
+            pending::<()>().await;
         };
         self.names.set_known(peer.key, true);
         tokio::select! {

@@ -274,6 +274,8 @@ impl Pair {
         let mut scratch = vec![0; CHUNK];
         for from in [0, 1] {
             self.sides[from].readable = true;
+            // Its event may be still to come.
+            self.sides[1 - from].writable = true;
             // What one has received is bounded; what still arrives at the other is not.
             for _ in 0..LAST_TURNS {
                 if !self.carry(from, &mut scratch).unwrap_or(false) {
@@ -522,28 +524,31 @@ mod tests {
     #[test]
     fn reset__comes_behind_what_was_sent_before() {
         let (proxy, thread) = spawn(Arc::default()).unwrap();
-        let [near, mut client] = connection();
-        let [far, mut server] = connection();
-        // A server that answers and closes with unread bytes.
-        client.write_all(b"request").unwrap();
-        (&far).write_all(b"request").unwrap();
-        until("it has come", || server.peek(&mut [0; 7]).unwrap() == 7);
-        server.write_all(b"answer").unwrap();
-        drop(server);
-        proxy.join(near, far, None);
-        let mut got = Vec::new();
-        let mut chunk = [0; 64];
-        let end = loop {
-            match client.read(&mut chunk) {
-                Ok(0) => panic!("an end in order behind {got:?}"),
-                Ok(n) => got.extend_from_slice(&chunk[..n]),
-                Err(error) => break error,
+        for is_first in [false, true] {
+            let [near, mut client] = connection();
+            let [far, mut server] = connection();
+            // A server that answers and closes with unread bytes.
+            client.write_all(b"request").unwrap();
+            (&far).write_all(b"request").unwrap();
+            until("it has come", || server.peek(&mut [0; 7]).unwrap() == 7);
+            server.write_all(b"answer").unwrap();
+            drop(server);
+            match is_first {
+                true => proxy.join(far, near, None),
+                false => proxy.join(near, far, None),
             }
-        };
-        assert_eq!(
-            (&got[..], end.kind()),
-            (&b"answer"[..], ErrorKind::ConnectionReset)
-        );
+            let mut got = Vec::new();
+            let mut chunk = [0; 64];
+            let end = loop {
+                match client.read(&mut chunk) {
+                    Ok(0) => panic!("an end in order behind {got:?}"),
+                    Ok(n) => got.extend_from_slice(&chunk[..n]),
+                    Err(error) => break error,
+                }
+            };
+            let reset = ErrorKind::ConnectionReset;
+            assert_eq!((&got[..], end.kind()), (&b"answer"[..], reset));
+        }
         proxy.stop();
         thread.join().unwrap();
     }

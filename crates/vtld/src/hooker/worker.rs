@@ -264,6 +264,8 @@ impl Worker {
             self.shared.maps.hide_client(ends);
         }
         self.shared.hooks().reap();
+        // What has come again is read first.
+        self.held_syns();
         let given_up =
             |attempt: &Attempt| !attempt.held.is_forwarded() && attempt.held.is_given_up(now);
         for (_, attempt) in self.attempts.extract_if(|_, each| given_up(each)) {

@@ -1,7 +1,7 @@
 //! Loads and controls `bpf/gateway.bpf.c`.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fs::File,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
@@ -173,23 +173,13 @@ impl Kernel {
         &self,
         gateways: impl Iterator<Item = &'a Gateway>,
     ) -> Result<(), HookerError> {
-        let mut wanted = [const { BTreeSet::new() }; 3];
-        let maps = [
-            (&self.prefixes, "vtl_gateway_prefixes"),
-            (&self.ports, "vtl_gateway_ports"),
-            (&self.hops, "vtl_gateway_hops"),
-        ];
-        let mut put = |at: usize, key: &[u8], value: &[u8]| {
-            let (map, name) = maps[at];
-            wanted[at].insert(key.to_vec());
-            let put = map.update(key, value, MapFlags::ANY);
-            put.map_err(|source| HookerError::Map { map: name, source })
-        };
+        let mut wanted = [const { BTreeMap::new() }; 3];
         for gateway in gateways {
             // It may come later.
             let Ok(ifindex) = netdev::index_of(&gateway.interface) else {
                 continue;
             };
+            let [hops, prefixes, ports] = &mut wanted;
             for prefix in &gateway.to {
                 let (addr, bits) = prefix.wide();
                 let key = vtl_gateway_prefix {
@@ -197,26 +187,38 @@ impl Kernel {
                     ifindex,
                     addr: addr.octets(),
                 };
-                put(0, bytes_of(&key), &[1])?;
+                prefixes.insert(bytes_of(&key).to_vec(), vec![1]);
             }
             for port in &gateway.ports {
                 let key = vtl_gateway_port {
                     ifindex,
                     port: (*port).into(),
                 };
-                put(1, bytes_of(&key), &[1])?;
+                ports.insert(bytes_of(&key).to_vec(), vec![1]);
             }
             let hop = vtl_gateway_hop {
                 has_prefixes: (!gateway.to.is_empty()).into(),
                 has_ports: (!gateway.ports.is_empty()).into(),
             };
-            put(2, &ifindex.to_ne_bytes(), bytes_of(&hop))?;
+            hops.insert(ifindex.to_ne_bytes().to_vec(), bytes_of(&hop).to_vec());
         }
-        // Last: what stays is in force all the time, since this runs whenever an interface or an address changes.
-        for ((map, _), wanted) in maps.iter().zip(&wanted).rev() {
-            let gone: Vec<Vec<u8>> = map.keys().filter(|key| !wanted.contains(key)).collect();
-            for key in gone {
+        // What stays is in force all the time, since this runs whenever an interface or an address changes.
+        let maps = [
+            (&self.hops, "vtl_gateway_hops"),
+            (&self.prefixes, "vtl_gateway_prefixes"),
+            (&self.ports, "vtl_gateway_ports"),
+        ];
+        for ((map, _), wanted) in maps.iter().zip(&wanted) {
+            let gone = map.keys().filter(|key| !wanted.contains_key(key));
+            for key in gone.collect::<Vec<_>>() {
                 let _ = map.delete(&key);
+            }
+        }
+        // A hop comes last, with its filters in place.
+        for ((map, name), wanted) in maps.iter().zip(&wanted).rev() {
+            for (key, value) in wanted {
+                let put = map.update(key, value, MapFlags::ANY);
+                put.map_err(|source| HookerError::Map { map: name, source })?;
             }
         }
         Ok(())
