@@ -272,6 +272,10 @@ fn reconfigure__by_hand_and_after_a_take_over() {
     });
     far.goes_on(200_000);
     assert_eq!(far.paths(), ["quic", "graft"]);
+    // A restart breaks what it was moved to.
+    far.world.take_over_with(Host::Client, &rules);
+    until("both are back", || far.paths() == ["graft", "graft"]);
+    far.goes_on(200_000);
     far.ends();
 }
 
