@@ -93,7 +93,7 @@ int vtl_control(struct bpf_sock_ops *ops) {
     default:
         return 1;
     }
-    if (!bpf_setsockopt(ops, SOL_TCP, TCP_CONGESTION, (void *)config.control,
+    if (!bpf_setsockopt(ops, IPPROTO_TCP, TCP_CONGESTION, (void *)config.control,
                         sizeof(config.control)))
         __sync_fetch_and_add(&connections, 1);
     return 1;

@@ -538,7 +538,7 @@ static __always_inline void set_min_rto(struct bpf_sock_ops *ops, int is_peer) {
         us = VTL_RTO_MS * 1000;
     if (us > VTL_RTO_KERNEL_MS * 1000 || !is_peer)
         us = VTL_RTO_KERNEL_MS * 1000;
-    bpf_setsockopt(ops, SOL_TCP, TCP_BPF_RTO_MIN, &us, sizeof(us));
+    bpf_setsockopt(ops, IPPROTO_TCP, TCP_BPF_RTO_MIN, &us, sizeof(us));
 }
 
 SEC("sockops")

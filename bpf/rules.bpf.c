@@ -182,7 +182,7 @@ static __always_inline int leads_to_vtld(struct bpf_sock_addr *ctx, const struct
         return 1;
     __builtin_memcpy(control, s->value, sizeof(control));
     if (control[0])
-        bpf_setsockopt(ctx, SOL_TCP, TCP_CONGESTION, control, sizeof(control));
+        bpf_setsockopt(ctx, IPPROTO_TCP, TCP_CONGESTION, control, sizeof(control));
     return 0;
 }
 

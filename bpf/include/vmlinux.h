@@ -360,8 +360,7 @@ struct bpf_fib_lookup {
     __u8 dmac[6];
 };
 
-/* Options of TCP: linux/tcp.h; of bpf_setsockopt only: linux/bpf.h. */
-#define SOL_TCP 6
+/* Options of level IPPROTO_TCP: linux/tcp.h; of bpf_setsockopt only: linux/bpf.h. */
 #define TCP_CONGESTION 13
 #define TCP_BPF_RTO_MIN 1004 /* us */
 
