@@ -529,13 +529,14 @@ static __always_inline int is_option_blocked(struct bpf_sock_ops *ops, struct vt
     return ops->segs_in > 5 || (own->unheard_since && now - own->unheard_since > limit);
 }
 
-/* Bounds the retransmission timeout from below for a peer that runs VTL, or for any other. */
+/* Bounds the retransmission timeout from below (VTL_RTO_MIN_MS): for a peer that runs VTL, or for
+ * any other host. */
 static __always_inline void set_min_rto(struct bpf_sock_ops *ops, int is_peer) {
     /* srtt_us: eighths of a microsecond. */
-    int us = ops->srtt_us / 8 + ops->srtt_us / 32 + VTL_RTO_MS * 1000 / 3;
+    int us = ops->srtt_us / 8 + ops->srtt_us / 32 + VTL_RTO_SLACK_MS * 1000;
 
-    if (us < VTL_RTO_MS * 1000)
-        us = VTL_RTO_MS * 1000;
+    if (us < VTL_RTO_MIN_MS * 1000)
+        us = VTL_RTO_MIN_MS * 1000;
     if (us > VTL_RTO_KERNEL_MS * 1000 || !is_peer)
         us = VTL_RTO_KERNEL_MS * 1000;
     bpf_setsockopt(ops, IPPROTO_TCP, TCP_BPF_RTO_MIN, &us, sizeof(us));

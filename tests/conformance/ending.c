@@ -208,6 +208,14 @@ static void write_after_client_closed(void) {
     write_after_close(CLIENT);
 }
 
+/* Reads what came before a reset, and the reset. */
+static void read_to_reset(int fd) {
+    t_await(fd, ENDED);
+    t_recv(fd, 20, 0);
+    t_recv(fd, 20, 0);
+    t_recv(fd, 20, 0);
+}
+
 /* What arrived before the reset can still be read. */
 static void data_then_reset(void) {
     int fd = meet();
@@ -223,10 +231,7 @@ static void data_then_reset(void) {
     t_await(fd, POLLIN);
     step("arrived");
     step("reset");
-    t_await(fd, ENDED);
-    t_recv(fd, 20, 0);
-    t_recv(fd, 20, 0);
-    t_recv(fd, 20, 0);
+    read_to_reset(fd);
 }
 
 /* So can what is right in front of it. */
@@ -240,10 +245,7 @@ static void data_and_reset(void) {
         return;
     }
     step("reset");
-    t_await(fd, ENDED);
-    t_recv(fd, 20, 0);
-    t_recv(fd, 20, 0);
-    t_recv(fd, 20, 0);
+    read_to_reset(fd);
 }
 
 /* A server that answers early, and closes with unread bytes: a reset right behind its answer. */
@@ -252,10 +254,7 @@ static void answer_and_reset(void) {
     if (role == CLIENT) {
         t_send(fd, "a long request", 0);
         step("answered");
-        t_await(fd, ENDED);
-        t_recv(fd, 20, 0);
-        t_recv(fd, 20, 0);
-        t_recv(fd, 20, 0);
+        read_to_reset(fd);
         return;
     }
     t_await(fd, POLLIN);

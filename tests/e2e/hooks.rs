@@ -121,22 +121,8 @@ for server in sys.argv[1:]:
         except TimeoutError:
             pass";
     let servers = world.servers().map(|server| server.to_string());
-    let run = [
-        "run",
-        "--",
-        python3(),
-        "-c",
-        script,
-        &servers[0],
-        &servers[1],
-    ];
-    assert!(
-        world
-            .vtl(Host::Client, &run)
-            .status()
-            .expect("it runs")
-            .success()
-    );
+    let args = ["run", "--", python3(), "-c", script];
+    run(world.vtl(Host::Client, &args).args(servers));
     let waiting = || {
         let mut ss = (world.testbed.command(Host::Client, "ss")).expect("a namespace");
         let filter = ["-Htn", "state", "syn-sent"];
@@ -172,14 +158,10 @@ try:
 except TimeoutError:
     pass";
     let server = world.servers()[0].to_string();
-    let run = ["run", "--", python3(), "-c", script, &server];
-    assert!(
-        world
-            .vtl(Host::Client, &run)
-            .status()
-            .expect("it runs")
-            .success()
-    );
+    run(&mut world.vtl(
+        Host::Client,
+        &["run", "--", python3(), "-c", script, &server],
+    ));
     let mut nft = world
         .testbed
         .command(Host::Server, "nft")

@@ -174,10 +174,11 @@ enum {
  * as long. */
 enum { VTL_OPTION_MS = 5000 };
 
-/* How much longer than its round trip a connection between two daemons waits at least before it
- * retransmits, ms; and one to any other host, as the kernel's TCP_RTO_MIN. The peer delays
- * acknowledgements by 40 ms, or a round trip if that is longer. */
-enum { VTL_RTO_MS = 60, VTL_RTO_KERNEL_MS = 200 };
+/* How much longer than its round trip a connection waits before it retransmits, ms: between two
+ * daemons one and a quarter round trips and _SLACK_, at least _MIN_; at most, and to any other
+ * host, the kernel's own (TCP_RTO_MIN). The peer delays acknowledgements by 40 ms, or a round trip
+ * if that is longer. */
+enum { VTL_RTO_MIN_MS = 60, VTL_RTO_SLACK_MS = 20, VTL_RTO_KERNEL_MS = 200 };
 
 enum vtl_own_socket_flag {
     VTL_SOCK_OFFER = 1 << 0,   /* send the option: in SYN (active) or SYN/ACK (passive) */

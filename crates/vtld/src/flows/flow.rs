@@ -299,10 +299,8 @@ pub(super) enum Reset {
     Tcp(io::Error),
     #[error("reset by the peer, or a protocol violation by it")]
     Peer,
-    #[error("it requires a carrier, and none came in time")]
-    NoCarrier,
     #[error("it needs a carrier to go on, and none came in time")]
-    Alone,
+    NoCarrier,
     #[error("it requires a carrier, and bytes came by its TCP connection")]
     ByTcp,
     #[error("it requires a carrier, and the peer does not know that it is a flow")]
@@ -489,7 +487,7 @@ impl Mover<'_> {
     /// Sends from the application to the peer, until the application's end and everything before it are confirmed.
     async fn send(&self) -> Result<(), Reset> {
         let pending = &self.state.pending;
-        let (mut lack, mut alone) = (None, None);
+        let mut lack = None;
         let mut spreading: Option<Spreading> = None;
         loop {
             let (path, next, is_complete) = self.with(|flow| {
@@ -510,10 +508,6 @@ impl Mover<'_> {
                 }
                 continue;
             }
-            if path == Path::Tcp && next.is_none() && self.id.requires_carrier() {
-                self.await_carrier(&mut lack).await?;
-                continue;
-            }
             if let Some(kind) = self.peer.scheduler().filter(|_| self.may_spread(path)) {
                 let spreading = match &mut spreading {
                     Some(spreading) if spreading.is(kind) => spreading,
@@ -530,7 +524,7 @@ impl Mover<'_> {
                 continue;
             }
             match next {
-                None => self.await_change(&mut alone).await?,
+                None => self.await_change(&mut lack).await?,
                 Some(Next::Fin) => {
                     let shut = shut_down(self.ends.tcp.get_ref(), Shutdown::Write);
                     shut.map_err(Reset::Tcp)?;
@@ -581,34 +575,44 @@ impl Mover<'_> {
         !self.state.stays.get() && carrier.is_some_and(|carrier| carrier.stack(id).is_some())
     }
 
-    /// Waits for a change. Where the peer has yet to learn from which byte on the TCP connection goes on, or of the end, a flow
-    /// without carriers cannot go on. `alone`: since when something has been waiting for one.
+    /// Waits for a change, for a flow that has nothing to send by its path. On TCP it may need a carrier: because it requires
+    /// one, or since the peer has yet to learn from which byte on the connection goes on, or of the end. `lack`: since when
+    /// something has been waiting for one, and the offset that the peer had confirmed by then; a carrier that breaks without
+    /// progress resets neither.
     ///
     /// # Errors
-    /// None has come for as long as TCP retransmits: no error of the connection would tell the application, whose peer may
-    /// refuse this host by now.
-    async fn await_change(&self, alone: &mut Option<Instant>) -> Result<(), Reset> {
+    /// That is longer than TCP's retransmission limit ([`tcp_patience`]): nothing else would tell the application, as when the
+    /// peer refuses this host by now. Or the peer does not know the flow, which requires a carrier.
+    async fn await_change(&self, lack: &mut Option<(Instant, u64)>) -> Result<(), Reset> {
         let changed = self.changed.sending.notified();
-        let (needs, has_more) = self.with(|flow| {
+        let requires = self.id.requires_carrier();
+        let (is_by_tcp, is_rejected, has_news, has_more, confirmed) = self.with(|flow| {
             let send = &flow.send;
+            let owes_fin = send.owes_fin().is_some();
             (
-                send.asked().is_some() || send.owes_fin().is_some(),
-                send.has_returned() || send.is_finished(),
+                send.path() == Path::Tcp,
+                send.is_rejected(),
+                send.asked().is_some() || owes_fin,
+                send.has_returned() || owes_fin,
+                send.confirmed_offset(),
             )
         })?;
-        if !needs || self.peer.has_carriers() {
-            *alone = None;
+        let has_news = has_news && !requires;
+        if !is_by_tcp || !(requires || has_news && !self.peer.has_carriers()) {
+            *lack = None;
             tokio::select! {
                 () = changed => {}
-                () = sleep(LOOK), if needs => {}
+                () = sleep(LOOK), if has_news => {}
             }
             return Ok(());
         }
+        if requires && is_rejected {
+            return Err(Reset::Unknown);
+        }
         if !has_more && self.state.pending.borrow().0.is_empty() {
-            let ahead = |socket: &TcpStream| urgent::ahead(socket);
             tokio::select! {
                 biased;
-                ahead = self.ends.app.async_io(Interest::READABLE, ahead) => {
+                ahead = self.ends.app.async_io(Interest::READABLE, urgent::ahead) => {
                     if let Err(error) = ahead {
                         self.state.note_app_error(&error);
                     }
@@ -616,57 +620,17 @@ impl Mover<'_> {
                 () = changed => return Ok(()),
             }
         }
-        let since = *alone.get_or_insert_with(Instant::now);
+        let former = lack.filter(|(_, before)| *before == confirmed);
+        let (since, _) = *lack.insert(former.unwrap_or_else(|| (Instant::now(), confirmed)));
         let left = tcp_patience().saturating_sub(since.elapsed());
         if left.is_zero() {
-            return Err(Reset::Alone);
+            return Err(Reset::NoCarrier);
         }
-        let changed = self.changed.sending.notified();
         tokio::select! {
-            () = changed => {}
+            () = self.changed.sending.notified() => {}
             () = sleep(left.min(LOOK)) => {}
         }
         Ok(())
-    }
-
-    /// Waits for a change, for a flow that requires a carrier and has none. `lack`: since when bytes have been waiting,
-    /// and the offset that the peer had confirmed by then; a carrier that breaks without progress resets neither.
-    ///
-    /// # Errors
-    /// Bytes have been waiting for longer than TCP's retransmission limit ([`tcp_patience`]), or the peer does not know
-    /// the flow.
-    async fn await_carrier(&self, lack: &mut Option<(Instant, u64)>) -> Result<(), Reset> {
-        let (is_rejected, is_owing, is_finished, confirmed) = self.with(|flow| {
-            let send = &flow.send;
-            (
-                send.is_rejected(),
-                send.has_returned(),
-                send.is_finished(),
-                send.confirmed_offset(),
-            )
-        })?;
-        if is_rejected {
-            return Err(Reset::Unknown);
-        }
-        let changed = self.changed.sending.notified();
-        if !is_owing && self.state.pending.borrow().0.is_empty() {
-            if is_finished {
-                changed.await;
-                return Ok(());
-            }
-            tokio::select! {
-                () = changed => return Ok(()),
-                readable = self.ends.app.readable() => readable.map_err(Reset::App)?.retain_ready(),
-            }
-        }
-        let former = lack.filter(|(_, before)| *before == confirmed);
-        let (since, _) = *lack.insert(former.unwrap_or_else(|| (Instant::now(), confirmed)));
-        let patience = tcp_patience();
-        let left = patience.saturating_sub(since.elapsed());
-        tokio::select! {
-            () = self.changed.sending.notified() => Ok(()),
-            () = sleep(left) => Err(Reset::NoCarrier),
-        }
     }
 
     /// Reads from the application once the path is writable. Does not complete where its connection has failed and

@@ -3,7 +3,6 @@
 //! learn of the end of all carriers when there is a daemon to connect to again.
 
 use std::{
-    collections::BTreeSet,
     io,
     net::{IpAddr, SocketAddr, TcpStream},
     rc::Rc,
@@ -193,13 +192,13 @@ impl Peer {
     fn leave(&self, outgoing: &mut Outgoing) -> PeerLeft {
         // The next daemon does not know what the connections had before.
         self.set_bbr(false);
-        // Before the carriers count as broken, which puts all flows onto TCP.
-        let by_tcp = |(id, _): &(FlowId, Rc<State>)| {
-            self.with(*id, |flow| flow.send.path() == Path::Tcp) == Some(true)
-        };
-        let by_tcp: BTreeSet<FlowId> = (self.states().into_iter().filter(by_tcp))
-            .map(|(id, _)| id)
-            .collect();
+        // What they were moved to ends with this daemon, which puts them onto TCP.
+        for (id, state) in self.states() {
+            if self.with(id, |flow| flow.send.path() != Path::Tcp) == Some(true) {
+                state.stays.set(false);
+                state.stays_until.set(None);
+            }
+        }
         let (mut flows, carriers) = self.take_all();
         let mut left = Vec::new();
         for (id, state) in self.states() {
@@ -207,7 +206,7 @@ impl Peer {
             let Some(flow) = flows.remove(&id).filter(|flow| flow.error().is_none()) else {
                 continue;
             };
-            match state.leave(id, flow, by_tcp.contains(&id), outgoing) {
+            match state.leave(id, flow, outgoing) {
                 Ok(flow) => left.push(flow),
                 Err(error) => tracing::warn!(%error, "handover: cannot hand over a flow: reset"),
             }
@@ -249,14 +248,7 @@ impl Peer {
 }
 
 impl State {
-    /// `is_by_tcp`: it goes by its TCP connection, also before this daemon ends.
-    fn leave(
-        &self,
-        id: FlowId,
-        flow: Flow,
-        is_by_tcp: bool,
-        outgoing: &mut Outgoing,
-    ) -> io::Result<FlowLeft> {
+    fn leave(&self, id: FlowId, flow: Flow, outgoing: &mut Outgoing) -> io::Result<FlowLeft> {
         let ends = self.ends.borrow().clone();
         let ends = ends.ok_or(io::ErrorKind::NotConnected)?;
         // The kernel would not tell the next daemon.
@@ -271,9 +263,9 @@ impl State {
             peer: self.peer,
             app_addresses: self.app,
             age: self.began.elapsed(),
-            stays: self.stays.get() && is_by_tcp,
+            stays: self.stays.get(),
             stays_for: {
-                let until = self.stays_until.get().filter(|_| is_by_tcp);
+                let until = self.stays_until.get();
                 until.map(|until| until.saturating_duration_since(Instant::now()))
             },
             is_judged: self.is_judged.get(),

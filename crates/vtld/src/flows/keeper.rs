@@ -39,9 +39,9 @@ const IDLE: Duration = Duration::from_secs(300);
 const LINGER: Duration = Duration::from_secs(60);
 /// Back-off between attempts to open a carrier: doubles with each failure, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Age, besides three round trips, at which a control connection whose peer has said nothing counts as accepted.
 const ACCEPTED: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Lifetime of a carrier, from the start of the attempt, after which the back-off starts anew.
 const WORTH: Duration = Duration::from_secs(30);
 /// Interval of [`Flows::tend`].

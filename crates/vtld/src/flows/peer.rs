@@ -669,16 +669,16 @@ impl Peer {
         self.turn();
     }
 
-    /// Confirms what has come. Moves flows to TCP that may be plain connections for the peer. Returns flows that have left the best carrier to it
-    /// after their back-off.
+    /// Confirms what has come. Moves flows to TCP that may be plain connections for the peer. Returns flows that have left
+    /// the best carrier to it after their back-off.
     pub(super) fn review(&self, is_unnamed: impl Fn(u64) -> bool) {
         self.follow_preferred();
         let best = self.best_path();
         let mut core = self.core.borrow_mut();
         for (id, state) in &*self.flows.borrow() {
             // What stays unconfirmed stays in the peer's memory.
-            let is_news = core.flow_mut(*id).map(|flow| flow.receive.confirm_now());
-            if is_news == Some(true) {
+            let confirm = |flow: &mut Flow| flow.receive.confirm_now();
+            if core.flow_mut(*id).is_some_and(confirm) {
                 core.owe(*id);
             }
             let Some(flow) = core.flow_mut(*id) else {

@@ -202,8 +202,6 @@ impl Side {
 struct Pair {
     sides: [Side; 2],
     generation: u32,
-    /// An error has ended it: no end of a stream is genuine any more.
-    has_failed: bool,
     /// When its counters were last read.
     read: Option<Instant>,
     /// Lives as long as the pair.
@@ -219,7 +217,6 @@ enum Outcome {
 impl Pair {
     /// Moves bytes from side `from` to the other. True if it stopped for fairness alone.
     fn carry(&mut self, from: usize, scratch: &mut [u8]) -> io::Result<bool> {
-        let has_failed = self.has_failed;
         let [a, b] = &mut self.sides;
         let (source, sink) = if from == 0 { (a, b) } else { (b, a) };
         for _ in 0..TURN {
@@ -227,7 +224,7 @@ impl Pair {
                 return Ok(false);
             }
             if source.ended {
-                if !sink.shut && sink.writable && !has_failed {
+                if !sink.shut && sink.writable {
                     sink.shut = true;
                     // All of this direction was written: from here on close in order.
                     sock::abort_on_close(&sink.stream, false)?;
@@ -270,12 +267,14 @@ impl Pair {
 
     /// Hands on what came before an error, as much as goes without waiting: TCP's reset is behind it.
     fn last_words(&mut self) {
-        self.has_failed = true;
+        for side in &mut self.sides {
+            // Its events may be still to come.
+            (side.readable, side.writable) = (true, true);
+            // No end of the other stream is genuine any more: it gets no FIN.
+            side.shut = true;
+        }
         let mut scratch = vec![0; CHUNK];
         for from in [0, 1] {
-            self.sides[from].readable = true;
-            // Its event may be still to come.
-            self.sides[1 - from].writable = true;
             // What one has received is bounded; what still arrives at the other is not.
             for _ in 0..LAST_TURNS {
                 if !self.carry(from, &mut scratch).unwrap_or(false) {
@@ -477,7 +476,6 @@ impl Proxy {
         self.pairs[index] = Some(Pair {
             sides: sides.map(Side::new),
             generation,
-            has_failed: false,
             read: None,
             guard,
         });
